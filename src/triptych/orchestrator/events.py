@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from triptych.replicas.state import ReplicaState
 from triptych.wire import Frame
 
 __all__ = [
     "Event",
     "Readiness",
-    "ReplicaState",
     "ReplicaView",
     "RequestView",
     "UnitMetrics",
@@ -35,17 +35,6 @@ class UnitState(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     ABORTED = "aborted"
-
-
-class ReplicaState(StrEnum):
-    """Life of a replica, as `/v1/replicas` names it."""
-
-    STARTING = "starting"
-    WARMING = "warming"
-    READY = "ready"
-    DRAINING = "draining"
-    BACKING_OFF = "backing_off"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

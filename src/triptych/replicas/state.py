@@ -1,0 +1,55 @@
+"""Life of a replica and what the supervisor tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from triptych.messages import FromReplica, ModelInfo
+from triptych.wire import Frame
+
+__all__ = ["ReplicaState", "ReplicaStatus", "SupervisorListener"]
+
+
+class ReplicaState(StrEnum):
+    """Life of a replica, as `/v1/replicas` names it."""
+
+    STARTING = "starting"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    BACKING_OFF = "backing_off"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica as its supervisor sees it; `pids` is empty while dead, leader first otherwise."""
+
+    id: int
+    stage_id: int
+    state: ReplicaState
+    incarnation: int
+    pids: tuple[int, ...]
+    devices: tuple[str, ...]
+    slots: int
+    restarts: int
+    last_error: str | None = None
+
+
+class SupervisorListener(Protocol):
+    """Who hears of replicas (the orchestrator); called on the event loop, in order."""
+
+    def replica_ready(self, replica_id: int, incarnation: int, slots: int, model: ModelInfo) -> None:
+        """The replica takes work."""
+
+    def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:
+        """A replica that was ready is gone, with all that ran on it."""
+
+    def replica_message(self, replica_id: int, message: FromReplica, frames: Sequence[Frame]) -> None:
+        """Progress, Preview, Output, Failure or Aborted of a unit."""
+
+    def replicas_exhausted(self, reason: str) -> None:
+        """Every replica failed its first start: nothing will ever serve."""
