@@ -73,7 +73,7 @@ class OutputSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MediaInput(msgspec.Struct, frozen=True):
-    """One decoded input picture; its pixels are raw frame number `frame`, row-major `height x width x len(mode)` bytes."""
+    """One decoded input picture; `height x width x len(mode)` bytes, row-major, in raw frame `frame`."""
 
     kind: Literal["image", "mask"]
     mode: Literal["RGB", "L"]
@@ -83,7 +83,7 @@ class MediaInput(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One validated request with every default resolved. Output i of n is a unit of its own with seed `params.seed + i`."""
+    """One validated request, every default resolved. Output i of n is a unit with seed `params.seed + i`."""
 
     id: str
     model: str
@@ -111,7 +111,11 @@ class Address(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one engine process needs to know. `engine_args` is the validated stage-file section as plain data."""
+    """All that one engine process needs to know. `engine_args` is the validated stage-file section as plain data.
+
+    `devices` are the logical ids of the stage file, as users see them; `visible_devices` is what the platform's
+    visible-devices variable must hold in the engine process (empty unless `device_kind` is `cuda`).
+    """
 
     replica_id: int
     stage_id: int
@@ -119,6 +123,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device_kind: Literal["cpu", "cuda", "none"]
     devices: tuple[str, ...]
+    visible_devices: tuple[str, ...] = ()
     cpu_threads: int
     cpu_affinity: tuple[int, ...] = ()
     max_num_seqs: int = 1

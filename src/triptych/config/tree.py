@@ -6,25 +6,55 @@ behind it reads YAML. `stage_file` builds it and turns validation errors into me
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from math import prod
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from triptych.config.fields import DeviceIds
 
 __all__ = ["EngineArgs", "ParallelConfig", "RuntimeConfig", "SimulatedConfig", "StageConfig", "StageFile"]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_Count = Annotated[int, Field(ge=1, le=1024)]
+
+
+def _clash(problem: str, wanted: str) -> PydanticCustomError:
+    return PydanticCustomError("unfit", "{problem}", {"problem": problem, "wanted": wanted})
 
 
 class ParallelConfig(_Section):
     """Devices of one replica: `world_size`, or the product of the degrees; given both, they must agree."""
 
-    world_size: int | None = Field(default=None, ge=1)
-    ulysses_degree: int = Field(default=1, ge=1)
-    ring_degree: int = Field(default=1, ge=1)
-    cfg_parallel_size: int = Field(default=1, ge=1)
-    tensor_parallel_size: int = Field(default=1, ge=1)
+    world_size: _Count | None = None
+    ulysses_degree: _Count = 1
+    ring_degree: _Count = 1
+    cfg_parallel_size: _Count = 1
+    tensor_parallel_size: _Count = 1
+
+    @property
+    def devices_per_replica(self) -> int:
+        """`world_size`, or the product of the degrees where it is left out."""
+        return self.world_size or prod(self._degrees().values())
+
+    def _degrees(self) -> dict[str, int]:
+        return {name: value for name, value in self if name != "world_size" and name in self.model_fields_set}
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        degrees = self._degrees()
+        if self.world_size is not None and degrees and prod(degrees.values()) != self.world_size:
+            product = " x ".join(f"{name} {value}" for name, value in degrees.items())
+            raise _clash(
+                f"world_size is {self.world_size} but {product} = {prod(degrees.values())}",
+                "world_size equal to the product of the degrees, or only one of the two",
+            )
+        return self
 
 
 class SimulatedConfig(_Section):
@@ -34,6 +64,12 @@ class SimulatedConfig(_Section):
     seconds_per_step: float | None = Field(default=None, ge=0)
     image: Literal["noise", "flat"] = "noise"
 
+    @model_validator(mode="after")
+    def _one_clock(self) -> Self:
+        if self.seconds_per_request is not None and self.seconds_per_step is not None:
+            raise _clash("two service times are given", "seconds_per_request or seconds_per_step, not both")
+        return self
+
 
 class EngineArgs(_Section):
     """How one replica loads and runs its model."""
@@ -41,7 +77,7 @@ class EngineArgs(_Section):
     model: str | None = Field(default=None, min_length=1)
     engine: str = Field(default="diffusers", min_length=1)
     parallel_config: ParallelConfig = ParallelConfig()
-    max_num_seqs: int = Field(default=1, ge=1)
+    max_num_seqs: _Count = 1
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     deterministic: bool = False
     warmup: Any = None
@@ -56,17 +92,26 @@ class EngineArgs(_Section):
     revision: str | None = None
     simulated: SimulatedConfig = SimulatedConfig()
 
+    @model_validator(mode="after")
+    def _simulated_is_read(self) -> Self:
+        if "simulated" in self.model_fields_set and self.engine != "simulated":
+            raise _clash(
+                f"`simulated` is read by engine simulated only, and engine is {self.engine!r}",
+                "`engine: simulated`, or no `simulated` section",
+            )
+        return self
+
 
 class RuntimeConfig(_Section):
     """Where and how often the stage runs. `devices` are logical ids in list order."""
 
-    devices: tuple[str, ...] | None = None
-    num_replicas: int = Field(default=1, ge=1)
-    cpu_threads: int | None = Field(default=None, ge=1)
+    devices: DeviceIds | None = None
+    num_replicas: _Count = 1
+    cpu_threads: _Count | None = None
     executor: Literal["process", "ray"] = "process"
     routing: str = "round_robin"
     max_queue_size: int = Field(default=1024, ge=1)
-    max_parallel_loads: int = Field(default=4, ge=1)
+    max_parallel_loads: _Count = 4
 
 
 class StageConfig(_Section):
@@ -82,4 +127,10 @@ class StageConfig(_Section):
 class StageFile(_Section):
     """The whole file."""
 
-    stages: tuple[StageConfig, ...]
+    stages: Annotated[tuple[StageConfig, ...], Field(strict=False)]
+    _warnings: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Keys of the file that were read over, one sentence each."""
+        return self._warnings

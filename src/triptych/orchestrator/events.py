@@ -16,6 +16,7 @@ __all__ = [
     "Event",
     "Readiness",
     "ReplicaView",
+    "RequestStatus",
     "RequestView",
     "UnitMetrics",
     "UnitOutput",
@@ -37,9 +38,22 @@ class UnitState(StrEnum):
     ABORTED = "aborted"
 
 
+class RequestStatus(StrEnum):
+    """Life of a request: queued until its first unit is dispatched, then running, then one end."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
 @dataclass(frozen=True, slots=True)
 class UnitMetrics:
-    """The `metrics` object of one output; times in seconds, memory in MB."""
+    """The `metrics` object of one output; times in seconds, memory in MB.
+
+    `queue_s` is the time spent waiting for a slot, over all tries; `attempts` is 1 unless a replica died under it.
+    """
 
     replica: int
     queue_s: float
@@ -89,7 +103,11 @@ Event = UnitProgress | UnitPreview | UnitOutput
 
 @dataclass(frozen=True, slots=True)
 class UnitView:
-    """One entry of `units` in `/v1/requests/{id}`."""
+    """One entry of `units` in `/v1/requests/{id}`.
+
+    `replica` is None while queued; `queue_position` counts units ahead in the queue and is None when not queued;
+    `eta_s` is the expected time to the unit's end in seconds, None when unknown or ended.
+    """
 
     index: int
     state: UnitState
@@ -110,7 +128,7 @@ class RequestView:
     owner: str | None
     created_at: float
     finished_at: float | None
-    status: str
+    status: RequestStatus
     priority: int
     timeout_s: float
     units: tuple[UnitView, ...]

@@ -1,0 +1,40 @@
+# Two commands do everything: `make serve` and `make test`. Both set up .venv first; a second run starts at once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SERVE_ARGS ?=
+TEST_ARGS ?=
+
+.PHONY: help setup serve test lint format clean
+
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## Create .venv and install Triptych with its development tools
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Triptych needs Python 3.11 or newer: $$($(PYTHON) --version) found; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+serve: setup  ## Serve the embedded model on two replicas at port 8000
+	$(BIN)/triptych serve $(SERVE_ARGS)
+
+test: setup  ## Run the test suite
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: setup  ## Check style, types and the direction of dependencies
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: setup  ## Format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,62 @@
+"""What every endpoint is built from: the orchestrator, the served names and the operator's limits.
+
+`create_app` makes one `ApiContext` and hands it to each endpoint module's `routes(context)`; nothing else is shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from triptych.config.parameters import Limits, SamplingDefaults
+from triptych.errors import ErrorCode, TriptychError
+from triptych.messages import ModelInfo
+from triptych.orchestrator.orchestrator import Orchestrator
+
+__all__ = ["ApiContext"]
+
+_NOT_READY_RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiContext:
+    """Shared, read-only state of the endpoints; `max_body_size` in bytes."""
+
+    orchestrator: Orchestrator
+    served_model_names: tuple[str, ...]
+    defaults: SamplingDefaults
+    limits: Limits
+    max_body_size: int
+    chat_image_format: Literal["parts", "images"]
+    started_at: int
+
+    @property
+    def model_name(self) -> str:
+        """The served name that answers show."""
+        return self.served_model_names[0]
+
+    def check_model(self, name: object) -> None:
+        """Accept a request's `model`: absent or one of the served names. Raises `TriptychError`."""
+        if name is None or name in self.served_model_names:
+            return
+        served = ", ".join(repr(served) for served in self.served_model_names)
+        if not isinstance(name, str):
+            raise TriptychError(ErrorCode.INVALID_VALUE, f"model must be a string; served: {served}", param="model")
+        message = f"The model {name[:256]!r} does not exist; served: {served}"
+        raise TriptychError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
+
+    def loaded_model(self) -> ModelInfo:
+        """What the loaded pipeline takes. Raises `TriptychError` before the first replica is ready."""
+        if (info := self.orchestrator.model) is None:
+            raise self.unready()
+        return info
+
+    def unready(self) -> TriptychError:
+        """Why no work is taken now, with a wait worth telling the client."""
+        reason = ErrorCode(self.orchestrator.readiness().reason or ErrorCode.NOT_READY)
+        messages = {
+            ErrorCode.DRAINING: "the server is shutting down and takes no new work",
+            ErrorCode.NO_REPLICA: "no replica lives at the moment",
+        }
+        message = messages.get(reason, "no replica is ready yet: the model is still loading")
+        return TriptychError(reason, message, retry_after_s=_NOT_READY_RETRY_S)

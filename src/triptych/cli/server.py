@@ -1,0 +1,135 @@
+"""The server process from the bound socket to the exit code.
+
+Start-up and shutdown are each one numbered sequence in one function. The server owns its signals: uvicorn installs none,
+replicas ignore them, so a Ctrl-C that reaches the whole process group is still an orderly drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from triptych.api.app import create_app
+from triptych.config.model_source import fetch_model
+from triptych.config.plan import ServePlan
+from triptych.errors import ConfigError, ErrorCode
+from triptych.orchestrator.orchestrator import Orchestrator
+from triptych.replicas.process import ProcessExecutor
+from triptych.replicas.supervisor import Supervisor
+from triptych.telemetry.logging import configure_logging
+
+__all__ = ["run_server"]
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
+_ANSWER_FLUSH_S = 5.0  # time for the last answers to leave after the last unit ended
+_REPLICA_STOP_S = 5.0  # time for idle replicas to leave by themselves
+
+
+def run_server(plan: ServePlan) -> int:
+    """Serve until told to stop; the exit code is 0 after a drain, 1 when no replica could start.
+
+    Raises `ConfigError` when the address cannot be bound (found before anything loads).
+    """
+    configure_logging(plan.settings.log_level, plan.settings.log_format)
+    listener = _bind(plan.settings.host, plan.settings.port)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_Server(plan, listener).run())
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"cannot listen: {reason}", where="--host/--port", found=f"{host}:{port}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers; stop it with `should_exit`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    """One serving process; `run` is its whole life."""
+
+    def __init__(self, plan: ServePlan, listener: socket.socket) -> None:
+        self._plan = plan
+        self._listener = listener
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._exit_code = 0
+        settings = plan.settings
+        self._orchestrator = Orchestrator(
+            routing=plan.stage.runtime.routing,
+            max_queue_size=plan.stage.runtime.max_queue_size,
+            on_exhausted=self._on_exhausted,
+        )
+        self._executor = ProcessExecutor()
+        app = create_app(
+            self._orchestrator,
+            settings,
+            served_model_names=plan.served_model_names,
+            defaults=plan.stage.default_sampling_params,
+        )
+        self._http = _HttpServer(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(_ANSWER_FLUSH_S),
+            )
+        )
+
+    def _on_exhausted(self, reason: str) -> None:
+        _log.error("no replica could be started: %s", reason)
+        self._exit_code = 1
+        self._stop.set()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            _log.warning("%s again: stopping now", number.name)
+            self._stop_now.set()
+        else:
+            _log.info("%s: draining", number.name)
+            self._stop.set()
+
+    async def run(self) -> int:
+        """Start in an order in which nothing is taken that could not be answered; stop in the reverse one."""
+        loop = asyncio.get_running_loop()
+        # 1. Signals first: one that arrives during the start is already an orderly stop.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number)
+        # 2. The port answers from here on: health routes tell of the start, work is 503 not_ready.
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]), name="http")
+        deadlines = asyncio.create_task(self._orchestrator.run(), name="deadlines")
+        # 3. Weights once, then replicas, each ready on its own.
+        start = asyncio.create_task(self._start_replicas(), name="start replicas")
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            await asyncio.wait({stop, http, deadlines}, return_when=asyncio.FIRST_COMPLETED)
+            ...
+        finally:
+            pass
+        return self._exit_code

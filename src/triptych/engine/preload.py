@@ -1,0 +1,23 @@
+"""First module that the forkserver imports: makes the process fit to be the parent of replicas.
+
+Signals are settled before anything slow, because a signal to the whole process group may arrive while torch is
+being imported; the server starts the forkserver with both signals blocked, so none is lost to the window before
+this line. The environment set here reaches the forkserver and its children only, never the server.
+"""
+
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+import os  # noqa: E402
+
+import setproctitle  # noqa: E402
+
+# Threads do not survive a fork: OpenBLAS must not start any while numpy is imported.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+# torch.cuda.is_available() would otherwise initialise CUDA and so spoil it for every child.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+setproctitle.setproctitle("triptych: forkserver")

@@ -1,0 +1,186 @@
+"""Requests and units as explicit state machines: an enum, a table of transitions, the last trigger kept.
+
+A request is cut into n units; unit i uses seed + i. Both outlive their end for a while, as history, without prompt
+and pictures. Changes of state happen here and nowhere else; an illegal one raises.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from triptych.errors import TriptychError
+from triptych.messages import Address, GenerationRequest, SamplingParams
+from triptych.orchestrator.events import RequestStatus, UnitState
+from triptych.orchestrator.queue import ANY
+
+__all__ = ["REQUEST_TRANSITIONS", "UNIT_TRANSITIONS", "IllegalTransition", "Request", "Trigger", "Unit"]
+
+
+class Trigger(StrEnum):
+    """What moves a unit or a request."""
+
+    DISPATCH = "dispatch"
+    OUTPUT = "output"
+    FAILURE = "failure"
+    ABORT = "abort"
+    RELEASE = "release"  # the replica let go of an aborted unit: Aborted, Output, Failure or death
+    REQUEUE = "requeue"
+
+
+class IllegalTransition(Exception):
+    """A bug: this trigger has no meaning in this state."""
+
+
+UNIT_TRANSITIONS: dict[tuple[UnitState, Trigger], UnitState] = {
+    (UnitState.QUEUED, Trigger.DISPATCH): UnitState.RUNNING,
+    (UnitState.QUEUED, Trigger.ABORT): UnitState.ABORTED,
+    (UnitState.RUNNING, Trigger.OUTPUT): UnitState.COMPLETED,
+    (UnitState.RUNNING, Trigger.FAILURE): UnitState.FAILED,
+    (UnitState.RUNNING, Trigger.ABORT): UnitState.ABORTING,
+    (UnitState.RUNNING, Trigger.REQUEUE): UnitState.QUEUED,
+    (UnitState.ABORTING, Trigger.RELEASE): UnitState.ABORTED,
+}
+
+REQUEST_TRANSITIONS: dict[tuple[RequestStatus, Trigger], RequestStatus] = {
+    (RequestStatus.QUEUED, Trigger.DISPATCH): RequestStatus.RUNNING,
+    (RequestStatus.QUEUED, Trigger.FAILURE): RequestStatus.FAILED,
+    (RequestStatus.QUEUED, Trigger.ABORT): RequestStatus.ABORTED,
+    (RequestStatus.RUNNING, Trigger.DISPATCH): RequestStatus.RUNNING,
+    (RequestStatus.RUNNING, Trigger.OUTPUT): RequestStatus.COMPLETED,
+    (RequestStatus.RUNNING, Trigger.FAILURE): RequestStatus.FAILED,
+    (RequestStatus.RUNNING, Trigger.ABORT): RequestStatus.ABORTED,
+}
+
+
+class Unit:
+    """One output of one request. Times are readings of the caller's clock in seconds."""
+
+    __slots__ = (
+        "address",
+        "alone",
+        "arrival",
+        "attempt",
+        "deaths",
+        "dispatched_at_s",
+        "index",
+        "lane",
+        "previews_sent",
+        "queue_s",
+        "queued_at_s",
+        "replica_id",
+        "request",
+        "started",
+        "state",
+        "step",
+        "steps",
+        "trigger",
+    )
+
+    def __init__(self, request: Request, index: int, arrival: int, now: float) -> None:
+        self.request = request
+        self.index = index
+        self.arrival = arrival
+        self.state = UnitState.QUEUED
+        self.trigger: Trigger | None = None
+        self.lane = ANY
+        self.attempt = 1
+        self.deaths = 0
+        self.alone = False
+        self.started = False
+        self.replica_id: int | None = None
+        self.address: Address | None = None
+        self.queued_at_s = now
+        self.dispatched_at_s = now
+        self.queue_s = 0.0
+        self.step = 0
+        self.steps = 0
+        self.previews_sent = 0
+
+    @property
+    def params(self) -> SamplingParams:
+        """Parameters with this unit's own seed."""
+        params = self.request.spec.params
+        return msgspec.structs.replace(params, seed=params.seed + self.index) if self.index else params
+
+    def fire(self, trigger: Trigger) -> None:
+        """Change state. Raises `IllegalTransition`."""
+        try:
+            self.state = UNIT_TRANSITIONS[self.state, trigger]
+        except KeyError:
+            raise IllegalTransition(
+                f"unit {self.index} of {self.request.id}: {trigger} while {self.state} (after {self.trigger})"
+            ) from None
+        self.trigger = trigger
+
+    def dispatch(self, address: Address, replica_id: int, now: float) -> None:
+        """To running, on this replica under this address."""
+        self.fire(Trigger.DISPATCH)
+        self.address, self.replica_id = address, replica_id
+        self.dispatched_at_s = now
+        self.queue_s += now - self.queued_at_s
+
+    def requeue(self, *, alone: bool, now: float) -> None:
+        """Back to queued for the next attempt, with the arrival number it had."""
+        self.fire(Trigger.REQUEUE)
+        self.attempt += 1
+        self.alone = alone
+        self.started = False
+        self.address = self.replica_id = None
+        self.queued_at_s = now
+        self.step = self.steps = 0
+
+
+class Request:
+    """One accepted request and its units."""
+
+    __slots__ = (
+        "created_at_s",
+        "deadline_s",
+        "error",
+        "finished_at_s",
+        "id",
+        "priority",
+        "spec",
+        "status",
+        "timeout_s",
+        "trigger",
+        "unfinished",
+        "units",
+    )
+
+    def __init__(self, spec: GenerationRequest, *, first_arrival: int, now: float) -> None:
+        self.id = spec.id
+        self.spec = spec
+        self.status = RequestStatus.QUEUED
+        self.trigger: Trigger | None = None
+        self.priority = spec.priority
+        self.timeout_s = spec.timeout_s
+        self.created_at_s = now
+        self.deadline_s = now + spec.timeout_s
+        self.finished_at_s: float | None = None
+        self.error: TriptychError | None = None
+        self.unfinished = spec.n
+        self.units = [Unit(self, index, first_arrival + index, now) for index in range(spec.n)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the client has its answer; aborted units may still hold their slots."""
+        return self.finished_at_s is not None
+
+    def fire(self, trigger: Trigger) -> None:
+        """Change state. Raises `IllegalTransition`."""
+        try:
+            self.status = REQUEST_TRANSITIONS[self.status, trigger]
+        except KeyError:
+            raise IllegalTransition(f"request {self.id}: {trigger} while {self.status}") from None
+        self.trigger = trigger
+
+    def finish(self, trigger: Trigger, *, error: TriptychError | None, now: float) -> None:
+        """To its one end; lets go of prompt and input pictures."""
+        self.fire(trigger)
+        self.error = error
+        self.finished_at_s = now
+        seed = self.spec.params.seed
+        self.spec = msgspec.structs.replace(self.spec, params=SamplingParams(prompt="", seed=seed), inputs=(), frames=())

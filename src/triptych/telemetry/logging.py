@@ -1,0 +1,91 @@
+"""Log lines of server and replicas: structured, to stderr, every line naming the replica it came from.
+
+Whatever a caller passes in `extra=` becomes `key=value` (text) or a member of the object (json). A record is one
+line; only a traceback adds lines, in text each with the record's own prefix, in json none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+__all__ = ["JsonFormatter", "TextFormatter", "configure_logging"]
+
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure_logging(level: str, format: Literal["text", "json"] | str, *, replica: str | None = None) -> None:
+    """Send the root logger to stderr in `format`; `replica` marks every line. Raises ValueError for a bad name."""
+    if format not in ("text", "json"):
+        raise ValueError(f"log format must be text or json, not {format!r}")
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise ValueError(f"unknown log level {level!r}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(replica) if format == "json" else TextFormatter(replica))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def _fields(record: logging.LogRecord, replica: str | None) -> dict[str, object]:
+    fields: dict[str, object] = {} if replica is None else {"replica": replica}
+    fields.update((key, value) for key, value in vars(record).items() if key not in _OWN_ATTRIBUTES)
+    return fields
+
+
+def _when(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-01T12:00:00.000Z INFO triptych.server: message key=value`."""
+
+    def __init__(self, replica: str | None = None) -> None:
+        super().__init__()
+        self._replica = replica
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and one more for each line of a traceback."""
+        mark = "" if self._replica is None else f" [replica {self._replica}]"
+        prefix = f"{_when(record)} {record.levelname}{mark} {record.name}: "
+        fields = "".join(f" {key}={_text(value)}" for key, value in _fields(record, None).items())
+        lines = [record.getMessage().replace("\r", "\\r").replace("\n", "\\n") + fields]
+        if record.exc_info:
+            lines += self.formatException(record.exc_info).splitlines()
+        if record.stack_info:
+            lines += self.formatStack(record.stack_info).splitlines()
+        return "\n".join(prefix + line for line in lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time": …, "level": …, "logger": …, "message": …, …}`."""
+
+    def __init__(self, replica: str | None = None) -> None:
+        super().__init__()
+        self._replica = replica
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One JSON object without line breaks."""
+        entry: dict[str, object] = {
+            "time": _when(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record, self._replica),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            entry["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(entry, default=str)
+
+
+def _text(value: object) -> str:
+    text = str(value)
+    return json.dumps(text) if not text or any(c.isspace() or c in '"=' for c in text) else text
