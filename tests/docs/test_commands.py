@@ -21,7 +21,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from conftest import free_port, wait_until
+
+from support.server_process import free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from conftest import wait_until
+
+from support.server_process import wait_until
 
 BUSY_S = 60.0
 

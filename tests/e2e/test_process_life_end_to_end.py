@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from conftest import wait_until
+
+from support.server_process import wait_until
 
 
 def port_is_free(port: int) -> bool:

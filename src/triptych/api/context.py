@@ -5,22 +5,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from typing import Literal
 
-from triptych.config.parameters import Limits, SamplingDefaults
+from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import ModelInfo
 from triptych.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["ApiContext"]
 
+_log = logging.getLogger(__name__)
+
 _NOT_READY_RETRY_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ApiContext:
-    """Shared, read-only state of the endpoints; `max_body_size` in bytes."""
+    """Shared state of the endpoints, read-only for them; `max_body_size` in bytes."""
 
     orchestrator: Orchestrator
     served_model_names: tuple[str, ...]
@@ -29,6 +32,7 @@ class ApiContext:
     max_body_size: int
     chat_image_format: Literal["parts", "images"]
     started_at: int
+    _announced: ModelInfo | None = field(default=None, init=False)
 
     @property
     def model_name(self) -> str:
@@ -49,6 +53,10 @@ class ApiContext:
         """What the loaded pipeline takes. Raises `TriptychError` before the first replica is ready."""
         if (info := self.orchestrator.model) is None:
             raise self.unready()
+        if info is not self._announced:
+            self._announced = info
+            if names := unsupported_parameters(self.defaults, info):
+                _log.warning("default_sampling_params that %s does not take are not used: %s", info.pipeline, names)
         return info
 
     def unready(self) -> TriptychError:

@@ -1,4 +1,4 @@
-"""Which field of a generation request's body is what: common parameter, the route's own, known but meaningless, unknown.
+"""What each field of a generation body is: a common parameter, the route's own, known but meaningless, or unknown.
 
 The ignored names are those of the OpenAI, vLLM and vLLM-Omni request schemas that steer text generation or other
 models; answers list the ones that were sent. A nested `extra_body` means its fields at top level.
@@ -20,7 +20,10 @@ _OMNI_IGNORED = frozenset(
     | {"request_id", "safety_identifier", "session_id", "slo_ms", "system_prompt", "use_system_prompt"}
     | {"vae_use_slicing", "vae_use_tiling"}
 )
-_OPENAI_IMAGE_IGNORED = frozenset({"background", "input_fidelity", "moderation", "quality", "style"})
+_OPENAI_IMAGE_IGNORED = frozenset(
+    {"background", "complexity", "frame_count", "frame_duration_ms", "input_fidelity", "moderation", "quality"}
+    | {"style", "svg"}
+)
 _OPENAI_CHAT_IGNORED = frozenset(
     {"audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens"}
     | {"max_tokens", "metadata", "modalities", "moderation", "parallel_tool_calls", "prediction", "presence_penalty"}

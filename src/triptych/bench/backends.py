@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import time
 from collections.abc import Mapping
@@ -62,7 +63,9 @@ class _HttpBackend:
             return Exchange(response.status, body, started_at, time.perf_counter())
 
     async def _post_json(self, path: str, payload: dict[str, Any]) -> Exchange:
-        return await self._post(path, data=json.dumps(payload), headers={"content-type": "application/json"})
+        # A stream of bytes: aiohttp warns about large plain ones, which input pictures make.
+        content = io.BytesIO(json.dumps(payload).encode())
+        return await self._post(path, data=content, headers={"content-type": "application/json"})
 
 
 class TriptychBackend(_HttpBackend):
@@ -109,7 +112,7 @@ class OpenAIBackend(_HttpBackend):
         form = _form(fields)
         name = "image" if len(request.images) == 1 else "image[]"
         for image in request.images:
-            form.add_field(name, image.data, filename=image.name, content_type=image.mime)
+            form.add_field(name, io.BytesIO(image.data), filename=image.name, content_type=image.mime)
         return await self._post("/v1/images/edits", data=form)
 
     def read(self, exchange: Exchange) -> Answer:
@@ -125,7 +128,7 @@ class VideosBackend(_HttpBackend):
         """See `Backend`. The job is asked for twice a second, so a latency is up to half a second too long."""
         form = _form({"model": self._model, "prompt": request.prompt} | request.parameters())
         for image in request.images[:1]:
-            form.add_field("input_reference", image.data, filename=image.name, content_type=image.mime)
+            form.add_field("input_reference", io.BytesIO(image.data), filename=image.name, content_type=image.mime)
         created = await self._post("/v1/videos", data=form)
         started_at, exchange = created.started_at, created
         while True:

@@ -1,7 +1,7 @@
 """Where the requests of a run come from: one small class per dataset, chosen by name.
 
-A dataset is built from the options and yields `--num-prompts` requests, the same ones for the same options; what the user
-should know of it (lines left out, flags without effect) is in `notes`.
+A dataset is built from the options and yields `--num-prompts` requests, the same ones for the same options; what the
+user should know of it (lines left out, flags without effect) is in `notes`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from triptych.bench.traces import TraceRow, read_trace
 from triptych.bench.workload import BenchRequest, InputImage
 from triptych.errors import ConfigError
 
-__all__ = ["DATASETS", "BenchDataset", "PromptsDataset", "RandomDataset", "TraceDataset", "VBenchDataset", "load_dataset"]
+__all__ = [
+    "DATASETS",
+    "BenchDataset",
+    "PromptsDataset",
+    "RandomDataset",
+    "TraceDataset",
+    "VBenchDataset",
+    "load_dataset",
+]
 
 _COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white", "gray")
 _SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond", "cross", "ring")
@@ -140,7 +148,7 @@ class TraceDataset:
 
 
 class PromptsDataset:
-    """A text file of prompts, one a line, or JSON lines with `prompt` and trace fields; used in order, again from the top."""
+    """Prompts from a file, one a line, or JSON lines with `prompt` and trace fields; repeated when too few."""
 
     def __init__(self, options: LoadOptions) -> None:
         self.notes: list[str] = []

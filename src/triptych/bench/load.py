@@ -77,9 +77,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """A finished or interrupted run; `duration_s` from the first send to the last answer."""
+    """A finished or interrupted run; `duration_s` from the first send to the last answer (or the interruption)."""
 
     options: LoadOptions
+    planned_requests: int
     server: ServerInfo
     warmup_requests: int
     failed_warmups: tuple[str, ...]
@@ -92,13 +93,16 @@ class LoadResult:
 Progress = Callable[[int, int], None]
 """Called with (finished, failed) after every request."""
 
+Note = Callable[[str], None]
+"""Called with one line that the user should know."""
+
 
 async def run_load(
     options: LoadOptions,
     requests: Sequence[BenchRequest],
     *,
     on_progress: Progress = lambda finished, failed: None,
-    on_note: Callable[[str], None] = lambda note: None,
+    on_note: Note = lambda note: None,
 ) -> LoadResult:
     """Run one load to its end; SIGINT ends it early. Raises `ServerUnreachable`."""
     timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S, sock_connect=30)
@@ -108,29 +112,31 @@ async def run_load(
         connector=connector, timeout=timeout, headers=headers, read_bufsize=_READ_BUFFER_BYTES
     ) as session:
         server = await _probe(session, options)
+        notes: list[str] = []
+
+        def note(text: str) -> None:
+            notes.append(text)
+            on_note(text)
+
+        if server.replicas is not None and server.ready_replicas != server.replicas:
+            note(f"{server.ready_replicas or 0} of {server.replicas} replicas are ready")
         backend = BACKENDS[options.backend](session, options.base_url, server.model)
-        notes = _server_notes(server)
-        for note in notes:
-            on_note(note)
-        run = _Run(options, backend, on_progress)
-        with _interruptible(asyncio.current_task()) as interrupted:
-            failed_warmups: list[str] = []
-            warmups = options.warmup_requests if options.warmup_requests is not None else (server.replicas or 1)
+        run = _Run(options, backend, on_progress, note)
+        task = asyncio.current_task()
+        assert task is not None
+        with _interruptible(task) as interrupted:
             try:
-                measured = await run.warm_up(requests, warmups, server.ready_replicas or 1, failed_warmups)
-                for message in failed_warmups[:1]:
-                    on_note(f"{len(failed_warmups)} of {warmups} warm-up requests failed: {message}")
-                if options.slo:
-                    requests = with_slo_targets(requests, measured, scale=options.slo_scale)
-                await run.measure(requests)
+                await run.run(requests, server)
             except asyncio.CancelledError:
                 if not interrupted:
                     raise
+                task.uncancel()
         return LoadResult(
             options=options,
+            planned_requests=len(requests),
             server=server,
-            warmup_requests=warmups,
-            failed_warmups=tuple(failed_warmups),
+            warmup_requests=run.warmups,
+            failed_warmups=tuple(run.failed_warmups),
             records=tuple(sorted(run.records, key=lambda record: record.index)),
             duration_s=run.duration_s,
             interrupted=bool(interrupted),
@@ -141,11 +147,14 @@ async def run_load(
 class _Run:
     """The state of one run: what is recorded so far and when it began."""
 
-    def __init__(self, options: LoadOptions, backend: Backend, on_progress: Progress) -> None:
+    def __init__(self, options: LoadOptions, backend: Backend, on_progress: Progress, on_note: Note) -> None:
         self.records: list[Record] = []
+        self.warmups = 0
+        self.failed_warmups: list[str] = []
         self._options = options
         self._backend = backend
         self._on_progress = on_progress
+        self._on_note = on_note
         self._failed = 0
         self._began_at = 0.0
         self._ended_at = 0.0
@@ -154,10 +163,25 @@ class _Run:
     def duration_s(self) -> float:
         return self._ended_at - self._began_at
 
-    async def warm_up(
-        self, requests: Sequence[BenchRequest], count: int, concurrency: int, failed: list[str]
+    async def run(self, requests: Sequence[BenchRequest], server: ServerInfo) -> None:
+        """Warm up, set latency targets, measure."""
+        options = self._options
+        self.warmups = options.warmup_requests if options.warmup_requests is not None else (server.replicas or 1)
+        measured = await self._warm_up(requests, self.warmups, concurrency=server.ready_replicas or 1)
+        if self.failed_warmups:
+            self._on_note(
+                f"{len(self.failed_warmups)} of {self.warmups} warm-up requests failed: {self.failed_warmups[0]}"
+            )
+        if options.slo:
+            requests = with_slo_targets(requests, measured, scale=options.slo_scale)
+            if without := sum(request.slo_ms is None for request in requests):
+                self._on_note(f"no latency target is known for {without} of {len(requests)} requests")
+        await self._measure(requests)
+
+    async def _warm_up(
+        self, requests: Sequence[BenchRequest], count: int, *, concurrency: int
     ) -> list[tuple[BenchRequest, float]]:
-        """Send `count` shortened requests, at most one per replica at a time; returns those answered with their latency."""
+        """Send `count` short requests, at most one per replica at a time; returns those answered and their latency."""
         gate = asyncio.Semaphore(concurrency)
         measured: list[tuple[BenchRequest, float]] = []
 
@@ -172,41 +196,55 @@ class _Run:
             if record.ok:
                 measured.append((request, record.latency_s))
             else:
-                failed.append(f"{record.error_class}: {record.error}")
+                self.failed_warmups.append(f"{record.error_class}: {record.error}")
 
         async with asyncio.TaskGroup() as group:
             for index in range(count):
                 group.create_task(one(index))
         return measured
 
-    async def measure(self, requests: Sequence[BenchRequest]) -> None:
+    async def _measure(self, requests: Sequence[BenchRequest]) -> None:
         """Send every request at its time and wait for the last answer."""
         options = self._options
         offsets = arrival_offsets(requests, request_rate=options.request_rate, seed=options.random_request_seed)
         gate = asyncio.Semaphore(options.max_concurrency or len(requests))
-        if options.save_dir is not None:
-            options.save_dir.mkdir(parents=True, exist_ok=True)
         self._began_at = self._ended_at = time.perf_counter()
 
         async def one(index: int, request: BenchRequest, arrival_s: float) -> None:
             async with gate:
                 record = await self._send(index, request, arrival_s=arrival_s)
             self._ended_at = max(self._ended_at, self._began_at + record.start_s + record.latency_s)
-            self.records.append(record)
-            self._failed += not record.ok
             if options.save_dir is not None and record.answer is not None:
-                await asyncio.to_thread(_save, record, options.save_dir)
-            # Only what the report needs stays in memory: a run of thousands of pictures would not fit.
-            if record.answer is not None:
-                record.answer = replace(record.answer, outputs=tuple(_light(m) for m in record.answer.outputs))
-            self._on_progress(len(self.records), self._failed)
+                await self._save(record, options.save_dir)
+            self._record(record)
 
-        async with asyncio.TaskGroup() as group:
-            for index, (request, offset) in enumerate(zip(requests, offsets, strict=True)):
-                wait_s = self._began_at + offset - time.perf_counter()
-                if wait_s > 0:
-                    await asyncio.sleep(wait_s)
-                group.create_task(one(index, request, offset))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index, (request, offset) in enumerate(zip(requests, offsets, strict=True)):
+                    wait_s = self._began_at + offset - time.perf_counter()
+                    if wait_s > 0:
+                        await asyncio.sleep(wait_s)
+                    group.create_task(one(index, request, offset))
+        except asyncio.CancelledError:
+            self._ended_at = time.perf_counter()
+            raise
+
+    def _record(self, record: Record) -> None:
+        # Only what the report needs stays in memory: the pictures of a run of thousands would not fit.
+        if record.answer is not None:
+            light = tuple(replace(media, base64_text=None, data=None) for media in record.answer.outputs)
+            record.answer = replace(record.answer, outputs=light)
+        self.records.append(record)
+        self._failed += not record.ok
+        self._on_progress(len(self.records), self._failed)
+
+    async def _save(self, record: Record, folder: Path) -> None:
+        try:
+            await asyncio.to_thread(_write_outputs, record, folder)
+        except AnswerError as error:
+            record.error_class, record.error = error.error_class, str(error)
+        except OSError as error:
+            self._on_note(f"request {record.index} is not saved: {error}")
 
     async def _send(self, index: int, request: BenchRequest, *, arrival_s: float) -> Record:
         began_at = self._began_at or time.perf_counter()
@@ -247,7 +285,7 @@ async def _probe(session: aiohttp.ClientSession, options: LoadOptions) -> Server
     try:
         listed, models, version = await ask("/v1/replicas"), await ask("/v1/models"), await ask("/version")
     except (aiohttp.ClientError, OSError) as error:
-        reason = str(error) or type(error).__name__
+        reason = str(getattr(error, "os_error", error)) or type(error).__name__
         raise ServerUnreachable(
             f"no server answers at {options.base_url} ({reason}); "
             "give --base-url or --host and --port (`triptych serve` listens on port 8000 unless told otherwise)"
@@ -269,23 +307,18 @@ def _entries(listed: Any) -> list[dict[str, Any]]:
     return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 
-def _server_notes(server: ServerInfo) -> list[str]:
-    if server.replicas is not None and server.ready_replicas != server.replicas:
-        return [f"{server.ready_replicas or 0} of {server.replicas} replicas are ready"]
-    return []
-
-
 @contextmanager
-def _interruptible(task: asyncio.Task[Any] | None) -> Iterator[list[int]]:
-    """The first SIGINT cancels `task` and is noted in the list; a second one is Python's own again."""
+def _interruptible(task: asyncio.Task[Any]) -> Iterator[list[int]]:
+    """The first SIGINT cancels `task` and is noted in the list; a second one does what it did before."""
     noted: list[int] = []
     loop = asyncio.get_running_loop()
+    previous = signal.getsignal(signal.SIGINT)
 
     def on_sigint() -> None:
         noted.append(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGINT)
-        if task is not None:
-            task.cancel()
+        signal.signal(signal.SIGINT, previous)
+        task.cancel()
 
     try:
         loop.add_signal_handler(signal.SIGINT, on_sigint)
@@ -296,13 +329,10 @@ def _interruptible(task: asyncio.Task[Any] | None) -> Iterator[list[int]]:
         yield noted
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, previous)
 
 
-def _light(media: Any) -> Any:
-    return replace(media, base64_text=None, data=None)
-
-
-def _save(record: Record, folder: Path) -> None:
+def _write_outputs(record: Record, folder: Path) -> None:
     assert record.answer is not None
     for number, media in enumerate(record.answer.outputs):
         if (content := media.content()) is not None:

@@ -166,7 +166,10 @@ class LoadOptions:
                     )
         if self.slo and self.warmup_requests == 0 and self.dataset is not DatasetName.TRACE:
             raise ConfigError(
-                "targets are derived from warm-up requests", where="--slo", found="--warmup-requests 0", wanted="1 or more"
+                "targets are derived from warm-up requests",
+                where="--slo",
+                found="--warmup-requests 0",
+                wanted="1 or more",
             )
 
     def profiles(self) -> tuple[RequestProfile, ...]:

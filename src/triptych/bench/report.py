@@ -128,7 +128,7 @@ def _context(result: LoadResult) -> dict[str, Any]:
             versions[package] = "not installed"
     return {
         "interrupted": result.interrupted,
-        "unfinished_requests": _expected(result) - len(result.records) if result.interrupted else 0,
+        "unfinished_requests": result.planned_requests - len(result.records),
         "warmup_requests": result.warmup_requests,
         "failed_warmup_requests": len(result.failed_warmups),
         "notes": list(result.notes),
@@ -140,10 +140,6 @@ def _context(result: LoadResult) -> dict[str, Any]:
         "config": result.options.as_json(),
         "versions": versions,
     }
-
-
-def _expected(result: LoadResult) -> int:
-    return max(result.options.num_prompts, len(result.records))
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:

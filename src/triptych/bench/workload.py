@@ -27,7 +27,7 @@ class InputImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """One request. Sizes in pixels, `timestamp_s` from a trace, `slo_ms` its latency target. None: the server decides."""
+    """One request. Sizes in pixels, `timestamp_s` from a trace, `slo_ms` a latency target. None: the server decides."""
 
     prompt: str
     negative_prompt: str | None = None
@@ -81,7 +81,7 @@ def with_slo_targets(
     """Requests with `slo_ms` filled in where a trace gave none.
 
     The target is `scale` times the expected latency: the median warm-up latency (seconds) per unit of work times the
-    request's work, where work is pixels x frames x steps. Where only some requests name a size, those that do not get no target.
+    request's work, where work is pixels x frames x steps. Where only some requests name a size, the others get none.
     """
     sized = any(request.width is not None for request in requests)
     unit_ms = [

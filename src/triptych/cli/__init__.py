@@ -1,0 +1,1 @@
+"""The `triptych` command: one module per subcommand, imported when that subcommand runs."""

@@ -23,7 +23,6 @@ from triptych.errors import ConfigError, ErrorCode
 from triptych.orchestrator.orchestrator import Orchestrator
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.supervisor import Supervisor
-from triptych.telemetry.logging import configure_logging
 
 __all__ = ["run_server"]
 
@@ -40,7 +39,6 @@ def run_server(plan: ServePlan) -> int:
 
     Raises `ConfigError` when the address cannot be bound (found before anything loads).
     """
-    configure_logging(plan.settings.log_level, plan.settings.log_format)
     listener = _bind(plan.settings.host, plan.settings.port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(plan, listener).run())
@@ -78,9 +76,14 @@ class _Server:
         self._orchestrator = Orchestrator(
             routing=plan.stage.runtime.routing,
             max_queue_size=plan.stage.runtime.max_queue_size,
-            on_exhausted=self._on_exhausted,
         )
-        self._executor = ProcessExecutor()
+        self._supervisor = Supervisor(
+            plan.replicas,
+            ProcessExecutor(plan.stage.engine_args.engine),
+            listener=self._orchestrator,
+            max_parallel_loads=plan.stage.runtime.max_parallel_loads,
+        )
+        self._orchestrator.attach(self._supervisor)
         app = create_app(
             self._orchestrator,
             settings,
@@ -95,6 +98,7 @@ class _Server:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                log_level="warning",
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
@@ -102,8 +106,8 @@ class _Server:
             )
         )
 
-    def _on_exhausted(self, reason: str) -> None:
-        _log.error("no replica could be started: %s", reason)
+    def _fail(self, reason: str) -> None:
+        _log.error("no replica can serve: %s", reason)
         self._exit_code = 1
         self._stop.set()
 
@@ -117,19 +121,53 @@ class _Server:
 
     async def run(self) -> int:
         """Start in an order in which nothing is taken that could not be answered; stop in the reverse one."""
-        loop = asyncio.get_running_loop()
-        # 1. Signals first: one that arrives during the start is already an orderly stop.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
-        # 2. The port answers from here on: health routes tell of the start, work is 503 not_ready.
-        http = asyncio.create_task(self._http.serve(sockets=[self._listener]), name="http")
-        deadlines = asyncio.create_task(self._orchestrator.run(), name="deadlines")
-        # 3. Weights once, then replicas, each ready on its own.
-        start = asyncio.create_task(self._start_replicas(), name="start replicas")
-        stop = asyncio.create_task(self._stop.wait(), name="stop")
         try:
-            await asyncio.wait({stop, http, deadlines}, return_when=asyncio.FIRST_COMPLETED)
-            ...
+            async with asyncio.TaskGroup() as tasks:
+                # 1. Signals first: one that arrives during the start is already an orderly stop.
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+                # 2. The port answers from here on: health routes tell of the start, work is 503 not_ready.
+                http = tasks.create_task(self._http.serve(sockets=[self._listener]), name="http")
+                deadlines = tasks.create_task(self._orchestrator.run(), name="deadlines")
+                # 3. Weights once, then the replicas, each ready on its own.
+                start = tasks.create_task(self._start_replicas(), name="start replicas")
+                await self._stop.wait()
+                start.cancel()
+                await self._drain()
+                # The port answers until here; then the last answers leave.
+                self._http.should_exit = True
+                await http
+                deadlines.cancel()
         finally:
-            pass
+            # Replicas go last: nobody can ask for them any more.
+            await self._supervisor.stop(timeout_s=_REPLICA_STOP_S)
         return self._exit_code
+
+    async def _start_replicas(self) -> None:
+        settings, replicas = self._plan.settings, len(self._plan.replicas)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        _log.info(
+            "serving %s at http://%s:%d; %d replicas are starting", self._plan.model, host, settings.port, replicas
+        )
+        try:
+            await asyncio.to_thread(fetch_model, self._plan.model_source, self._plan.settings.revision)
+        except ConfigError as error:
+            self._fail(str(error))
+            return
+        await self._supervisor.start()
+        self._fail(await self._orchestrator.exhausted())
+
+    async def _drain(self) -> None:
+        # 1. Readiness is withdrawn; new work and queued units are told `draining`.
+        self._orchestrator.begin_drain()
+        # 2. Running units finish, within the limit or until a second signal.
+        drained = asyncio.create_task(self._orchestrator.drained(), name="drained")
+        now = asyncio.create_task(self._stop_now.wait(), name="stop now")
+        limit_s = self._plan.settings.shutdown_timeout
+        await asyncio.wait({drained, now}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            _log.warning("work still runs: it is ended now")
+        # 3. What still runs gets its answer, too.
+        self._orchestrator.abort_all(ErrorCode.DRAINING)
+        for task in (drained, now):
+            task.cancel()

@@ -16,8 +16,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import pynvml
-
 from triptych.errors import ConfigError
 
 __all__ = ["Accelerator", "discover_accelerators"]
@@ -74,6 +72,8 @@ class _Card:
 
 
 def _nvml_cards() -> tuple[_Card, ...]:
+    import pynvml  # large, and a wrong configuration is told without it
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -86,6 +86,8 @@ def _nvml_cards() -> tuple[_Card, ...]:
 
 
 def _card(handle: object) -> _Card:
+    import pynvml
+
     free = total = None
     with suppress(pynvml.NVMLError):  # not every driver tells, unified-memory boards for one
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)

@@ -1,14 +1,15 @@
 """What the machine offers, and which replica gets what of it.
 
-`discover_machine` looks without importing torch. `assign_devices` cuts a stage's list of logical ids into one contiguous
-chunk per replica: accelerators are named as the visible-devices variable wants them, CPU slots get threads and cores.
+`discover_machine` looks without importing torch. `assign_devices` cuts a stage's list of logical ids into contiguous
+chunks, one per replica: accelerators are named as the visible-devices variable wants them, CPU slots get threads and
+cores.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,10 @@ from triptych.config.accelerators import Accelerator, discover_accelerators
 from triptych.config.tree import StageConfig
 from triptych.errors import ConfigError
 
-__all__ = ["Assignment", "Machine", "assign_devices", "check_devices", "discover_machine"]
+__all__ = ["Assignment", "Machine", "Origin", "assign_devices", "check_devices", "discover_machine"]
+
+Origin = Callable[[str], str]
+"""Where a key of the stage was set: `runtime.devices` gives `FILE: stages[0].runtime.devices`, or `--devices`."""
 
 _ID = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
@@ -49,12 +53,9 @@ def discover_machine(environ: Mapping[str, str] = os.environ) -> Machine:
     return Machine(accelerators=accelerators, cores=tuple(sorted(os.sched_getaffinity(0))), warnings=warnings)
 
 
-def check_devices(stage: StageConfig, *, where: str, replicas_from: str = "") -> None:
-    """Names and number of the devices a stage lists. Raises `ConfigError`.
-
-    `replicas_from` tells where the replica count was set, if not beside the devices.
-    """
-    devices = stage.runtime.devices
+def check_devices(stage: StageConfig, *, origin: Origin) -> None:
+    """Names and number of the devices a stage lists. Raises `ConfigError`."""
+    devices, where = stage.runtime.devices, origin("runtime.devices")
     if devices is None:
         return
     if stage.engine_args.engine != "simulated":
@@ -69,9 +70,10 @@ def check_devices(stage: StageConfig, *, where: str, replicas_from: str = "") ->
     replicas = stage.runtime.num_replicas
     size = stage.engine_args.parallel_config.devices_per_replica
     if len(devices) != replicas * size:
-        origin = f" (from {replicas_from})" if replicas_from else ""
+        counted = origin("runtime.num_replicas")
+        note = f" (from {counted})" if counted.startswith("--") and counted != where else ""
         raise ConfigError(
-            f"{replicas} replica(s){origin} x {size} device(s) each = {replicas * size}, but {len(devices)} are listed",
+            f"{replicas} replica(s){note} x {size} device(s) each = {replicas * size}, but {len(devices)} are listed",
             where=where,
             found=",".join(devices),
             wanted=f"exactly {replicas * size} ids",
@@ -79,7 +81,7 @@ def check_devices(stage: StageConfig, *, where: str, replicas_from: str = "") ->
 
 
 def assign_devices(
-    stage: StageConfig, machine: Machine, *, where: str, environ: Mapping[str, str] = os.environ
+    stage: StageConfig, machine: Machine, *, origin: Origin, environ: Mapping[str, str] = os.environ
 ) -> tuple[tuple[Assignment, ...], tuple[str, ...]]:
     """One assignment per replica, and warnings; the stage has passed `check_devices`. Raises `ConfigError`."""
     size = stage.engine_args.parallel_config.devices_per_replica
@@ -88,32 +90,32 @@ def assign_devices(
     chunks = [devices[start : start + size] for start in range(0, count, size)]
     if stage.engine_args.engine == "simulated":
         return tuple(Assignment("none", chunk, ("simulated",) * size) for chunk in chunks), ()
-    threads, warnings = _cpu_threads(stage, machine, slots=count, where=where, environ=environ)
-    if machine.accelerators:
-        listed = stage.runtime.devices is not None
-        assigned = [_accelerators(chunk, machine, threads, listed=listed, where=where) for chunk in chunks]
-        return tuple(assigned), warnings
-    return tuple(_cpu_slots(chunks, machine, threads)), warnings
-
-
-def _accelerators(
-    chunk: tuple[str, ...], machine: Machine, threads: int, *, listed: bool, where: str
-) -> Assignment:
+    threads, warnings = _cpu_threads(stage, machine, slots=count, origin=origin, environ=environ)
+    if not machine.accelerators:
+        return tuple(_cpu_slots(chunks, machine, threads)), warnings
     seen = len(machine.accelerators)
-    if int(chunk[-1]) >= seen and not listed:
+    replicas = stage.runtime.num_replicas
+    if stage.runtime.devices is None and count > seen:
         raise ConfigError(
-            "not enough devices are visible", where=where, found=f"{seen} devices", wanted="fewer replicas"
+            f"{replicas} replica(s) x {size} device(s) each = {count}, but {seen} device(s) are visible",
+            where=origin("runtime.num_replicas"),
+            found=replicas,
+            wanted=f"at most {seen // size}",
         )
-    for name in chunk:
+    for name in devices:
         if int(name) >= seen:
-            variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-            note = f" (CUDA_VISIBLE_DEVICES is {variable!r}; ids count what it shows)" if variable else ""
+            variable = environ.get("CUDA_VISIBLE_DEVICES")
+            note = f" (ids index CUDA_VISIBLE_DEVICES={variable})" if variable else ""
             raise ConfigError(
                 f"device {name} is out of range: {seen} device(s) are visible{note}",
-                where=where,
+                where=origin("runtime.devices"),
                 found=name,
                 wanted=f"ids 0..{seen - 1}",
             )
+    return tuple(_accelerators(chunk, machine, threads) for chunk in chunks), warnings
+
+
+def _accelerators(chunk: tuple[str, ...], machine: Machine, threads: int) -> Assignment:
     cards = [machine.accelerators[int(name)] for name in chunk]
     known = [card.free_bytes for card in cards if card.free_bytes is not None]
     return Assignment(
@@ -151,7 +153,7 @@ def _cpu_slots(chunks: list[tuple[str, ...]], machine: Machine, threads: int) ->
 
 
 def _cpu_threads(
-    stage: StageConfig, machine: Machine, *, slots: int, where: str, environ: Mapping[str, str]
+    stage: StageConfig, machine: Machine, *, slots: int, origin: Origin, environ: Mapping[str, str]
 ) -> tuple[int, tuple[str, ...]]:
     asked = stage.runtime.cpu_threads
     text = environ.get("OMP_NUM_THREADS", "").strip()
@@ -163,8 +165,7 @@ def _cpu_threads(
         raise ConfigError("not a number of threads", where="OMP_NUM_THREADS", found=text, wanted="a positive integer")
     threads = int(match[1])
     if asked not in (None, threads):
-        keys = where.replace(".devices", ".cpu_threads")
-        return threads, (f"{keys}: {asked} gives way to OMP_NUM_THREADS={threads}",)
+        return threads, (f"{origin('runtime.cpu_threads')}: {asked} gives way to OMP_NUM_THREADS={threads}",)
     return threads, ()
 
 

@@ -43,7 +43,7 @@ def parse_device_ids(value: object) -> tuple[str, ...]:
         entries = [value]
     if entries in ([], [""]):
         raise _problem("no device is named", _DEVICES_WANTED)
-    ids: list[str] = []
+    ids: dict[str, int] = {}
     for position, entry in enumerate(entries, start=1):
         label = f"device entry {position} of {len(entries)}"
         if isinstance(entry, bool) or not isinstance(entry, str | int):
@@ -54,8 +54,8 @@ def parse_device_ids(value: object) -> tuple[str, ...]:
         if "," in name:
             raise _problem(f"{label} holds a comma: {name!r}", "one id per list entry")
         if name in ids:
-            raise _problem(f"{label} repeats device {name!r} (entry {ids.index(name) + 1})", _DEVICES_WANTED)
-        ids.append(name)
+            raise _problem(f"{label} repeats device {name!r} (entry {ids[name]})", _DEVICES_WANTED)
+        ids[name] = position
     return tuple(ids)
 
 
@@ -142,6 +142,10 @@ def _message(error: ErrorDetails) -> str:
         return "required key is missing"
     if kind.endswith(("_type", "_parsing", "_from_float")):
         return "wrong type"
+    if kind.startswith(("greater_than", "less_than", "finite_number")):
+        return "out of range"
+    if kind == "string_too_short":
+        return "empty"
     return "value is not allowed" if kind == "literal_error" else words[:1].lower() + words[1:]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "SamplingDefaults",
     "build_request",
     "nearest",
+    "parameter_error",
     "parse_parameters",
     "shown",
     "unsupported_parameters",
@@ -114,9 +115,12 @@ def parse_parameters(fields: Mapping[str, Any], *, form: bool = False) -> Common
     if isinstance(extra := values.get("extra_args"), dict):
         values["extra_args"] = {name: value for name, value in extra.items() if value is not None}
     try:
-        return CommonParameters.model_validate(values)
+        parameters = CommonParameters.model_validate(values)
     except ValidationError as error:
-        raise _request_error(error) from None
+        raise parameter_error(error, CommonParameters.model_fields) from None
+    if not parameters.prompt.strip():
+        raise _invalid("prompt", f"must not be blank, got {shown(parameters.prompt)}")
+    return parameters
 
 
 def validate_defaults(mapping: Mapping[str, Any], *, where: str) -> SamplingDefaults:
@@ -198,6 +202,18 @@ def build_request(
     )
 
 
+def parameter_error(error: ValidationError, known: Iterable[str]) -> TriptychError:
+    """The first failure of a Pydantic validation as an answer to the client; `known` feeds the nearest-name hint."""
+    kind = error.errors(include_url=False)[0]["type"]
+    param, message, found = _first_error(error)
+    if kind == "missing":
+        return TriptychError(ErrorCode.MISSING_PARAMETER, f"{param} is required", param=param)
+    if kind == "extra_forbidden":
+        message = f"unknown parameter {shown(param)}{nearest(param, known)}"
+        return TriptychError(ErrorCode.UNKNOWN_PARAMETER, message, param=param)
+    return _invalid(param, f"{message}, got {found if kind == 'string_too_long' else shown(found)}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The tail of an "unknown" message: `; did you mean 'seed'?`, or nothing when no known name is near."""
     matches = difflib.get_close_matches(name[:64], list(known), n=1)
@@ -241,19 +257,6 @@ def _first_error(error: ValidationError) -> tuple[str, str, object]:
     return ".".join(location), message, found
 
 
-def _request_error(error: ValidationError) -> TriptychError:
-    kind = error.errors(include_url=False)[0]["type"]
-    param, message, found = _first_error(error)
-    if kind == "missing":
-        return TriptychError(ErrorCode.MISSING_PARAMETER, f"{param} is required", param=param)
-    if kind == "extra_forbidden":
-        known = LoraParameter.model_fields if param.startswith("lora.") else CommonParameters.model_fields
-        message = f"unknown parameter {shown(param)}{nearest(param.removeprefix('lora.'), known)}"
-        return TriptychError(ErrorCode.UNKNOWN_PARAMETER, message, param=param)
-    got = found if kind == "string_too_long" else shown(found)
-    return _invalid(param, f"{message}, got {got}")
-
-
 def _invalid(param: str, message: str) -> TriptychError:
     return TriptychError(ErrorCode.INVALID_VALUE, f"{param} {message}", param=param)
 
@@ -271,8 +274,6 @@ def _is_supported(name: str, parameters: SamplingDefaults, info: ModelInfo) -> b
 
 
 def _check_supported(parameters: CommonParameters, info: ModelInfo) -> None:
-    if not parameters.prompt.strip():
-        raise _invalid("prompt", f"must not be blank, got {shown(parameters.prompt)}")
     if parameters.lora is not None:
         raise TriptychError(ErrorCode.NOT_AVAILABLE, "lora is not available in this version", param="lora")
     for name in parameters.extra_args or {}:
@@ -324,17 +325,19 @@ def _resolve_size(
         first or second or third
         for first, second, third in zip(said, preset, (info.default_width, info.default_height), strict=True)
     )
-    by_size = parameters.width is None and parameters.height is None
+    blame = (
+        "size" if parameters.width is parameters.height is None else "height" if parameters.width is None else "width"
+    )
     for name, side in (("width", width), ("height", height)):
         if side % info.size_multiple:
             message = f"must be a positive multiple of {info.size_multiple} pixels, got {name} {shown(side)}"
-            raise _invalid("size" if by_size else name, message)
+            raise _invalid("size" if blame == "size" else name, message)
     if width * height > limits.max_pixels:
-        message = f"{width}x{height} has {width * height} pixels, the limit is {limits.max_pixels}"
-        raise _invalid("size" if by_size else "width", message)
+        pixels = f"{shown(width)}x{shown(height)} has {shown(width * height)} pixels"
+        raise _invalid(blame, f"{pixels}, the limit is {limits.max_pixels}")
     if info.sizes and (width, height) not in info.sizes:
-        message = f"must be one of {', '.join(f'{w}x{h}' for w, h in info.sizes)}, got {width}x{height}"
-        raise _invalid("size" if by_size else "width", message)
+        sizes = ", ".join(f"{w}x{h}" for w, h in info.sizes)
+        raise _invalid(blame, f"must be one of {sizes}, got {width}x{height}")
     return width, height
 
 

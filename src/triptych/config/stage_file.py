@@ -48,8 +48,7 @@ def load_stage_file(path: str | Path) -> StageFile:
     stage_file = read_stage_file(path)
     for warning in stage_file.warnings:
         _log.warning(warning)
-    for index, stage in enumerate(stage_file.stages):
-        check_devices(stage, where=f"{path}: stages[{index}].runtime.devices")
+    check_devices(stage_file.stages[0], origin=lambda key: f"{path}: stages[0].{key}")
     return stage_file
 
 
@@ -63,8 +62,7 @@ def read_stage_file(path: str | Path) -> StageFile:
         stage_file = StageFile.model_validate(raw)
     except ValidationError as error:
         raise _config_error(explain(error), str(path)) from error
-    for index, stage in enumerate(stage_file.stages):
-        _check_stage(stage, f"{path}: stages[{index}]")
+    _check_stage(stage_file.stages[0], f"{path}: stages[0]")
     stage_file._warnings = warnings
     return stage_file
 

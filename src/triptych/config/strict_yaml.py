@@ -8,6 +8,7 @@ Numbers are read as YAML 1.2 does (`1e-1` is one, `010` and `1:30` are text).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = ["load_yaml"]
 _MAX_FILE_BYTES = 64 * 1024
 _MAX_NODES = 10_000  # a stage file has some dozens
 _MAX_DEPTH = 100
+_TOO_DEEP = f"nested too deeply, wanted at most {_MAX_DEPTH} levels"
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
 
 
@@ -36,6 +38,16 @@ class _Loader(yaml.SafeLoader):
         ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # Stops before the scanner, whose cost grows with the square of the depth, reads on.
+        if parent is not None and self._depth > _MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=parent.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
@@ -52,9 +64,9 @@ _Loader.add_implicit_resolver(
 def load_yaml(path: str | Path) -> Any:
     """The document in `path` as plain data. Raises `ConfigError`."""
     text = _read(Path(path))
-    loader = _Loader(text)
     try:
-        node = loader.get_node()
+        loader = _Loader(text)
+        node = loader.get_node() if loader.check_node() else None
         if node is None:
             raise ConfigError("the file is empty", where=str(path), wanted="a mapping with the key `stages`")
         if loader.check_node():
@@ -67,12 +79,8 @@ def load_yaml(path: str | Path) -> Any:
         raise ConfigError(f"not valid YAML: {error.problem or error.context}", where=place) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {' '.join(str(error).split())}", where=str(path)) from error
-    except RecursionError:
-        raise ConfigError("nested too deeply", where=str(path), wanted=f"at most {_MAX_DEPTH} levels") from None
     except ValueError as error:
         raise ConfigError(f"a number cannot be read: {error}", where=str(path)) from error
-    finally:
-        loader.dispose()
 
 
 def _read(path: Path) -> str:
@@ -96,43 +104,53 @@ def _read(path: Path) -> str:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Nodes and levels of a node once its aliases are expanded."""
+
+    nodes: int
+    levels: int
+
+
 class _Audit:
-    """Walks the node graph once (an alias is the same node again) and counts what it would expand to."""
+    """Walks the node graph once (an alias is the same node again) and measures what it would expand to."""
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._sizes: dict[int, int] = {}
+        self._extents: dict[int, _Extent] = {}
         self._open: set[int] = set()
 
-    def check(self, node: yaml.Node, location: Location = ()) -> int:
-        """Expanded size of `node` in nodes. Raises `ConfigError`."""
-        if id(node) in self._sizes:
-            return self._sizes[id(node)]
+    def check(self, node: yaml.Node, location: Location = ()) -> _Extent:
+        """Expanded extent of `node`. Raises `ConfigError`."""
+        if id(node) in self._extents:
+            return self._extents[id(node)]
         if id(node) in self._open:
             raise self._error(location, "an anchor contains itself", wanted="no recursive aliases")
-        if len(location) > _MAX_DEPTH:
-            raise self._error(location[:8], "nested too deeply", wanted=f"at most {_MAX_DEPTH} levels")
         if node.tag not in _PLAIN_TAGS:
             raise self._error(location, "YAML tag is not plain data", found=node.tag, wanted="no tag")
         self._open.add(id(node))
-        size = 1 + self._children(node, location)
+        parts = self._children(node, location)
         self._open.discard(id(node))
-        if size > _MAX_NODES:
+        nodes = 1 + sum(part.nodes for part in parts)
+        levels = 1 + max((part.levels for part in parts), default=0)
+        if nodes > _MAX_NODES:
             raise self._error(
-                location, "aliases expand too far", found=f"{size} nodes", wanted=f"at most {_MAX_NODES} nodes"
+                location, "aliases expand too far", found=f"{nodes} nodes", wanted=f"at most {_MAX_NODES} nodes"
             )
-        self._sizes[id(node)] = size
-        return size
+        if levels > _MAX_DEPTH:
+            raise self._error(location, _TOO_DEEP)
+        extent = self._extents[id(node)] = _Extent(nodes, levels)
+        return extent
 
-    def _children(self, node: yaml.Node, location: Location) -> int:
+    def _children(self, node: yaml.Node, location: Location) -> list[_Extent]:
         if isinstance(node, yaml.MappingNode):
             self._check_keys(node, location)
-            return sum(1 + self.check(value, (*location, key.value)) for key, value in node.value)
+            return [self.check(value, (*location, key.value)) for key, value in node.value]
         if isinstance(node, yaml.SequenceNode):
-            return sum(self.check(entry, (*location, index)) for index, entry in enumerate(node.value))
+            return [self.check(entry, (*location, index)) for index, entry in enumerate(node.value)]
         if node.tag.endswith(":float") and node.value.lower().lstrip("-+") in (".inf", ".nan"):
             raise self._error(location, "the number is not finite", found=node.value, wanted="a finite number")
-        return 0
+        return []
 
     def _check_keys(self, node: yaml.MappingNode, location: Location) -> None:
         lines: dict[str, int] = {}

@@ -21,7 +21,8 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-_Count = Annotated[int, Field(ge=1, le=1024)]
+_MAX_COUNT = 1024
+_Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 
 
 def _clash(problem: str, wanted: str) -> PydanticCustomError:
@@ -54,6 +55,8 @@ class ParallelConfig(_Section):
                 f"world_size is {self.world_size} but {product} = {prod(degrees.values())}",
                 "world_size equal to the product of the degrees, or only one of the two",
             )
+        if self.devices_per_replica > _MAX_COUNT:
+            raise _clash(f"a replica would take {self.devices_per_replica} devices", f"at most {_MAX_COUNT}")
         return self
 
 

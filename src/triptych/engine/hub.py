@@ -37,7 +37,7 @@ class _Call:
     kwargs: dict[str, Any]
 
 
-class Task(greenlet):
+class Task(greenlet):  # type: ignore[misc]
     """One pipeline call. After it ended, `result` holds its value or `error` what it raised (or `UnitAborted`)."""
 
     def __init__(self, call: Callable[[], Any], *, priority: int = 0, on_phase: Callable[[Phase], None] | None = None):

@@ -38,7 +38,7 @@ from triptych.messages import (
     Update,
 )
 from triptych.telemetry.logging import configure_logging
-from triptych.wire import Frame, WireError, encode, to_replica_decoder
+from triptych.wire import Frame, WireError, encode, keep_frame_memory, to_replica_decoder
 
 __all__ = ["EXIT_BAD_FORK", "ForkedWorker", "Worker", "main"]
 
@@ -46,7 +46,7 @@ EXIT_FAILED = 1
 EXIT_BAD_FORK = 76
 _HEARTBEAT_INTERVAL_S = 1.0
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("triptych.engine.worker")  # not __name__: in a fresh interpreter this is __main__
 
 
 class ForkedWorker:
@@ -68,6 +68,7 @@ def main(connection: socket.socket) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable()
+    keep_frame_memory()
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
     sys.stdout = sys.stderr
     channel = _Channel(connection)
@@ -136,12 +137,12 @@ class Worker:
         spec = self._spec
         setproctitle.setproctitle(f"triptych: stage {spec.stage_id} replica {spec.replica_id}")
         configure_logging(spec.log_level, spec.log_format, replica=str(spec.replica_id))
-        # 1. The server may vanish at any time from here on, also while the model loads.
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
-        # 2. CUDA reads its variable when first touched, so this comes before the engine exists.
+        # 1. CUDA reads its variable when first touched, and threads inherit the cores of the one that starts them.
         pin_devices(spec)
         if in_bad_fork(spec):
             return EXIT_BAD_FORK
+        # 2. The server may vanish at any time from here on, also while the model loads.
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
         # 3. Load; whatever goes wrong becomes one line for the operator.
         try:
             entry = engine_entry(spec.engine)
@@ -204,7 +205,7 @@ class Worker:
 def pin_devices(spec: ReplicaSpec) -> None:
     """Confine this process to the devices of `spec`: CUDA by its variable, CPU slots by affinity."""
     if spec.device_kind == "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.devices)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices or spec.devices)
     if spec.cpu_affinity:
         try:
             os.sched_setaffinity(0, spec.cpu_affinity)
@@ -220,8 +221,9 @@ def in_bad_fork(spec: ReplicaSpec) -> bool:
 
 def _report_missing_preload(entry: EngineEntry) -> None:
     # The forkserver swallows an ImportError of its preload; say so here, where the import itself will say why.
+    forked = entry.preload[0] in sys.modules
     missing = [module for module in entry.preload if module not in sys.modules]
-    if missing:
+    if forked and missing:
         logger.warning("not preloaded, so this start takes longer", extra={"modules": ",".join(missing)})
 
 

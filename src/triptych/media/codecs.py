@@ -21,13 +21,12 @@ class Codec:
 
     kind: Literal["image", "video"]
     mime: str
-    suffix: str
     encode: Callable[[npt.NDArray[np.uint8], int, int | None], bytes]
 
 
 CODECS: Mapping[str, Codec] = {
-    "png": Codec("image", "image/png", ".png", lambda p, fps, c: encode_png(p, compression=c)),
-    "jpeg": Codec("image", "image/jpeg", ".jpg", lambda p, fps, c: encode_jpeg(p, compression=c)),
-    "webp": Codec("image", "image/webp", ".webp", lambda p, fps, c: encode_webp(p, compression=c)),
-    "mp4": Codec("video", "video/mp4", ".mp4", lambda p, fps, c: encode_mp4(p, fps=fps, compression=c)),
+    "png": Codec("image", "image/png", lambda p, fps, c: encode_png(p, compression=c)),
+    "jpeg": Codec("image", "image/jpeg", lambda p, fps, c: encode_jpeg(p, compression=c)),
+    "webp": Codec("image", "image/webp", lambda p, fps, c: encode_webp(p, compression=c)),
+    "mp4": Codec("video", "video/mp4", lambda p, fps, c: encode_mp4(p, fps=fps)),
 }

@@ -17,16 +17,14 @@ __all__ = ["encode_mp4"]
 
 Frames = npt.NDArray[np.uint8]
 
-_DEFAULT_CRF = 18
-_WORST_CRF = 45
+_CRF = "18"  # visually lossless
 
 
-def encode_mp4(frames: Frames, *, fps: int, compression: int | None = None, threads: int = 1) -> bytes:
-    """MP4 at `fps` frames a second; `compression` is the quality, 0 to 100 (default: visually lossless)."""
+def encode_mp4(frames: Frames, *, fps: int, threads: int = 1) -> bytes:
+    """MP4 at `fps` frames a second."""
     _, height, width, _ = frames.shape
     if height % 2 or width % 2:
         frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    crf = _DEFAULT_CRF if compression is None else round(_WORST_CRF * (100 - compression) / 100)
     # The index can only move to the front of a file that the muxer may open a second time.
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         path = Path(folder) / "clip.mp4"
@@ -34,7 +32,7 @@ def encode_mp4(frames: Frames, *, fps: int, compression: int | None = None, thre
             stream = container.add_stream("libx264", rate=Fraction(fps))
             stream.width, stream.height = frames.shape[2], frames.shape[1]
             stream.pix_fmt = "yuv420p"
-            stream.options = {"preset": "veryfast", "crf": str(crf)}
+            stream.options = {"preset": "veryfast", "crf": _CRF}
             stream.codec_context.thread_count = threads
             for frame in frames:
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))

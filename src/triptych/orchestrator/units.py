@@ -183,4 +183,6 @@ class Request:
         self.error = error
         self.finished_at_s = now
         seed = self.spec.params.seed
-        self.spec = msgspec.structs.replace(self.spec, params=SamplingParams(prompt="", seed=seed), inputs=(), frames=())
+        self.spec = msgspec.structs.replace(
+            self.spec, params=SamplingParams(prompt="", seed=seed), inputs=(), frames=()
+        )

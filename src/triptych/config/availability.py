@@ -1,0 +1,74 @@
+"""What is understood and checked but not built in this version: one line each, deleted when it is built.
+
+`check` lists what a configuration uses of it as warnings, `serve` refuses to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from triptych.config.devices import Origin
+from triptych.config.settings import ServeSettings
+from triptych.config.tree import StageConfig
+from triptych.errors import ConfigError
+
+__all__ = ["unavailable"]
+
+_OFF: tuple[Any, ...] = (None, False, (), {}, [], "", "none", "off")
+
+# Key of the stage, and what it says there; anything but _OFF is refused.
+_STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
+    ("runtime.executor", lambda stage: stage.runtime.executor if stage.runtime.executor != "process" else None),
+    ("runtime.routing", lambda stage: stage.runtime.routing if stage.runtime.routing == "least_work" else None),
+    ("engine_args.parallel_config", lambda stage: _several_devices(stage)),
+    ("engine_args.max_num_seqs", lambda stage: _several_slots(stage)),
+    ("engine_args.lora_modules", lambda stage: stage.engine_args.lora_modules),
+    ("engine_args.warmup", lambda stage: stage.engine_args.warmup),
+    ("engine_args.compile", lambda stage: stage.engine_args.compile),
+    ("engine_args.attention_backend", lambda stage: stage.engine_args.attention_backend),
+    ("engine_args.quantization", lambda stage: stage.engine_args.quantization),
+    ("engine_args.cache", lambda stage: stage.engine_args.cache),
+    ("engine_args.offload", lambda stage: stage.engine_args.offload),
+    ("engine_args.vae_tiling", lambda stage: stage.engine_args.vae_tiling),
+    ("engine_args.vae_slicing", lambda stage: stage.engine_args.vae_slicing),
+)
+
+# Flags that are not a key of the stage as well. The values of secrets are not repeated.
+_FLAGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
+    ("--ray-address", lambda settings: settings.ray_address),
+    ("--api-key", lambda settings: bool(settings.api_keys)),
+    ("--admin-api-key", lambda settings: bool(settings.admin_api_key)),
+    ("--allowed-media-domains", lambda settings: settings.allowed_media_domains),
+    ("--allowed-origins", lambda settings: settings.allowed_origins),
+    ("--data-dir", lambda settings: settings.data_dir),
+    ("--public-url", lambda settings: settings.public_url),
+    ("--root-path", lambda settings: settings.root_path),
+    ("--ssl-keyfile", lambda settings: settings.ssl_keyfile),
+    ("--ssl-certfile", lambda settings: settings.ssl_certfile),
+    (
+        "--chat-image-format",
+        lambda settings: settings.chat_image_format if settings.chat_image_format != "parts" else None,
+    ),
+)
+
+
+def _several_devices(stage: StageConfig) -> dict[str, int] | None:
+    parallel = stage.engine_args.parallel_config
+    return parallel.model_dump(exclude_unset=True) if parallel.devices_per_replica > 1 else None
+
+
+def _several_slots(stage: StageConfig) -> int | None:
+    slots = stage.engine_args.max_num_seqs
+    return slots if slots > 1 and stage.engine_args.engine == "diffusers" else None
+
+
+def unavailable(settings: ServeSettings, stage: StageConfig, *, origin: Origin) -> tuple[ConfigError, ...]:
+    """One error per part of this configuration that this version cannot serve."""
+    used = [(origin(key), read(stage)) for key, read in _STAGE_KEYS]
+    used += [(option, read(settings)) for option, read in _FLAGS]
+    return tuple(
+        ConfigError("not available in this version", where=where, found=None if value is True else value)
+        for where, value in used
+        if value not in _OFF
+    )

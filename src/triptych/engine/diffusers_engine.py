@@ -1,0 +1,307 @@
+"""Serves a diffusers pipeline: units in, encoded pictures and clips out.
+
+`run` owns the device: between any two forwards it looks at the commands that other threads queued (submit, abort,
+update, stop), starts units while slots are free, and lets the hub make one step. Pixels of an ended unit go to a small
+pool of encoder threads; while that is full no new unit starts, so memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import queue
+import resource
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from triptych.engine.base import Emit, EngineStartError
+from triptych.engine.failures import failure_of, is_out_of_memory
+from triptych.engine.hub import Hub, Task, UnitAborted
+from triptych.engine.loading import load_pipeline, locate_model, one_line
+from triptych.engine.model_settings import read_settings
+from triptych.engine.pipeline_interface import PipelineInterface
+from triptych.engine.pipeline_view import ViewFactory
+from triptych.engine.pixels import to_pixels
+from triptych.engine.progress import ProgressReporter
+from triptych.errors import ErrorCode, TriptychError
+from triptych.media.codecs import CODECS
+from triptych.messages import (
+    Abort,
+    Aborted,
+    Address,
+    Failure,
+    Generate,
+    ModelInfo,
+    Output,
+    OutputSpec,
+    ReplicaSpec,
+    SamplingParams,
+    Update,
+)
+from triptych.wire import Frame
+
+__all__ = ["DiffusersEngine"]
+
+_log = logging.getLogger(__name__)
+
+_ENCODERS = 2
+_WARM_UP_SIDE = 128
+_MB = 1024 * 1024
+
+
+@dataclass(slots=True)
+class _Submitted:
+    unit: Generate
+    frames: Sequence[Frame]
+
+
+@dataclass(slots=True)
+class _Running:
+    """A unit on the device."""
+
+    unit: Generate
+    task: Task
+    progress: ProgressReporter
+    started_s: float
+
+
+class _Stop:
+    pass
+
+
+class _Wake:
+    pass
+
+
+class DiffusersEngine:
+    """One pipeline with `max_num_seqs` slots; see `engine.base.Engine` for the threads that may call what."""
+
+    def __init__(self, spec: ReplicaSpec, emit: Emit) -> None:
+        self._spec = spec
+        self._emit = emit
+        self._commands: queue.SimpleQueue[_Submitted | Abort | Update | _Stop | _Wake] = queue.SimpleQueue()
+        self._waiting: deque[_Submitted] = deque()
+        self._running: dict[Address, _Running] = {}
+        self._encoding = 0
+        self._stopping = False
+        self._loading = False
+        self._hub = Hub()
+        self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
+        self._pipe: Any = None
+        self._views: ViewFactory
+        self._interface: PipelineInterface
+
+    # ---- called from any thread
+
+    def submit(self, unit: Generate, frames: Sequence[Frame]) -> None:
+        """Take one unit; it waits for a free slot."""
+        self._commands.put(_Submitted(unit, frames))
+
+    def abort(self, message: Abort) -> None:
+        """End a unit at its next forward."""
+        self._commands.put(message)
+
+    def update(self, message: Update) -> None:
+        """Change the priority of a unit: lower runs first."""
+        self._commands.put(message)
+
+    def stop(self) -> None:
+        """Ask `run` to return once idle."""
+        self._commands.put(_Stop())
+
+    def heartbeat(self) -> tuple[int, str]:
+        """Forwards done and the phase that runs now."""
+        return self._hub.forwards, "load" if self._loading else self._hub.phase or "idle"
+
+    # ---- called on the device-owning thread
+
+    def load(self) -> ModelInfo:
+        """Load, attach the hub, make one small picture. Raises `EngineStartError`."""
+        self._loading = True
+        folder = locate_model(self._spec)
+        settings = read_settings(folder)
+        self._pipe = load_pipeline(self._spec, folder)
+        try:
+            self._interface = PipelineInterface(self._pipe, settings)
+        except (TypeError, NameError, AttributeError, KeyError) as error:
+            name = type(self._pipe).__name__
+            raise EngineStartError(f"model {self._spec.model!r}: {name} cannot be served: {one_line(error)}") from error
+        self._views = ViewFactory(self._pipe)
+        self._hub.attach(self._pipe)
+        if self._spec.engine_args.get("warmup") is not False:
+            self._warm_up()
+        self._loading = False
+        return self._interface.info
+
+    def close(self) -> None:
+        """Detach the hub from the models, which live on (for tests and embedding)."""
+        self._hub.detach()
+        self._encoders.shutdown()
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        while True:
+            self._take_commands()
+            self._start_units()
+            if self._running:
+                self._settle(self._hub.step())
+            elif self._stopping and not self._waiting and not self._encoding:
+                break
+            else:
+                self._obey(self._commands.get())
+        self._stopping = False
+
+    def _take_commands(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            self._obey(command)
+
+    def _obey(self, command: _Submitted | Abort | Update | _Stop | _Wake) -> None:
+        if isinstance(command, _Submitted):
+            self._waiting.append(command)
+        elif isinstance(command, Abort):
+            self._abort(command.address)
+        elif isinstance(command, Update):
+            if (running := self._running.get(command.address)) is not None:
+                running.task.priority = command.priority
+        elif isinstance(command, _Stop):
+            self._stopping = True
+        else:
+            self._encoding -= 1
+
+    def _abort(self, address: Address) -> None:
+        if (running := self._running.get(address)) is not None:
+            running.task.abort_requested = True
+        for waiting in [waiting for waiting in self._waiting if waiting.unit.address == address]:
+            self._waiting.remove(waiting)
+            self._emit(Aborted(address), ())
+
+    def _start_units(self) -> None:
+        while self._waiting and len(self._running) < self._spec.max_num_seqs and self._encoding < _ENCODERS:
+            submitted = self._waiting.popleft()
+            unit = submitted.unit
+            try:
+                self._settle(self._start(unit, submitted.frames))
+            except TriptychError as error:
+                self._emit(failure_of(error, unit.address, self._pipe), ())
+
+    def _start(self, unit: Generate, frames: Sequence[Frame]) -> Task | None:
+        if unit.previews:
+            raise TriptychError(ErrorCode.NOT_AVAILABLE, "previews are not available in this version")
+        if CODECS[unit.output.format].kind != self._interface.info.kind:
+            kind = self._interface.info.kind
+            message = f"output format {unit.output.format} does not fit a model that makes one {kind}"
+            raise TriptychError(ErrorCode.INVALID_VALUE, message, param="output_format")
+        arguments = self._interface.arguments(unit, frames)
+        steps = arguments.get("num_inference_steps") or self._interface.info.default_num_inference_steps
+        progress = ProgressReporter(unit.address, self._emit, steps=steps)
+        view = progress.pipe = self._views.view(progress.on_step)
+        task = Task(functools.partial(view, **arguments), priority=unit.priority, on_phase=progress.on_phase)
+        if self._spec.device_kind == "cuda" and not self._running:
+            torch.cuda.reset_peak_memory_stats()
+        self._running[unit.address] = _Running(unit, task, progress, time.monotonic())
+        return self._hub.start(task)
+
+    def _settle(self, task: Task | None) -> None:
+        """If a task has ended, send its unit to the encoders or tell how it failed."""
+        if task is None:
+            return
+        running = next(running for running in self._running.values() if running.task is task)
+        del self._running[running.unit.address]
+        address = running.unit.address
+        if isinstance(task.error, UnitAborted):
+            self._emit(Aborted(address), ())
+            return
+        try:
+            if task.error is not None:
+                raise task.error
+            pixels = to_pixels(task.result)
+            self._check_size(running.unit.params, pixels)
+        except Exception as error:  # noqa: BLE001 - whatever a pipeline raises ends its own unit only
+            self._emit(failure_of(error, address, self._pipe), ())
+            if is_out_of_memory(error) and self._spec.device_kind == "cuda":
+                torch.cuda.empty_cache()
+            return
+        finally:
+            task.result = task.error = running.progress.pipe = None
+        output = self._output(running, pixels)
+        self._encoding += 1
+        self._encoders.submit(self._encode, output, running.unit.output, pixels)
+
+    def _check_size(self, asked: SamplingParams, pixels: npt.NDArray[np.uint8]) -> None:
+        height, width = pixels.shape[-3:-1]
+        if (asked.width or width, asked.height or height) != (width, height):
+            message = f"the model made {width}x{height} instead of {asked.width}x{asked.height}"
+            raise TriptychError(ErrorCode.ENGINE_ERROR, message)
+
+    def _output(self, running: _Running, pixels: npt.NDArray[np.uint8]) -> Output:
+        video = pixels.ndim == 4
+        return Output(
+            running.unit.address,
+            mime=CODECS[running.unit.output.format].mime,
+            width=pixels.shape[-2],
+            height=pixels.shape[-3],
+            inference_s=time.monotonic() - running.started_s,
+            steps=running.progress.step,
+            batch_size_mean=1.0,  # every forward serves one unit
+            peak_memory_mb=self._peak_memory_mb(),
+            num_frames=len(pixels) if video else 1,
+            fps=self._interface.fps(running.unit.params) if video else 0,
+        )
+
+    def _peak_memory_mb(self) -> float:
+        if self._spec.device_kind == "cuda":
+            return torch.cuda.max_memory_allocated() / _MB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    def _encode(self, output: Output, wanted: OutputSpec, pixels: npt.NDArray[np.uint8]) -> None:
+        """Encode and send; runs on an encoder thread."""
+        try:
+            data = CODECS[wanted.format].encode(pixels, output.fps, wanted.compression)
+        except Exception as error:  # noqa: BLE001 - a codec's failure is its unit's failure
+            _log.error("cannot encode as %s", wanted.format, exc_info=error)
+            message = f"the result cannot be encoded as {wanted.format}: {one_line(error)}"
+            self._emit(Failure(output.address, ErrorCode.ENGINE_ERROR, message), ())
+        else:
+            self._emit(output, (data,))
+        finally:
+            self._commands.put(_Wake())
+
+    def _warm_up(self) -> None:
+        """One small picture of two steps, outside the hub: weights are read, kernels chosen, faults found."""
+        info = self._interface.info
+        side = min(_WARM_UP_SIDE, info.default_width, info.default_height)
+        side = math.ceil(side / info.size_multiple) * info.size_multiple
+        width, height = info.sizes[0] if info.sizes else (side, side)
+        sized = {"width", "height"}.issubset(info.parameters)
+        params = SamplingParams(
+            prompt="a",
+            seed=0,
+            width=width if sized else None,
+            height=height if sized else None,
+            num_inference_steps=2 if "num_inference_steps" in info.parameters else None,
+            num_frames=info.frame_multiple + 1 if info.kind == "video" else None,
+        )
+        if "image" in info.parameters:
+            return  # it would take a picture, and every such pipeline wants another kind
+        arguments = self._interface.arguments(Generate(Address("warm-up", 0, 0, 0), params), ())
+        try:
+            with torch.no_grad():
+                self._views.view(lambda scheduler: None)(**arguments)
+        except Exception as error:
+            raise EngineStartError(
+                f"model {self._spec.model!r}: the warm-up at {width}x{height} failed: {one_line(error)}; "
+                "`warmup: false` starts without"
+            ) from error

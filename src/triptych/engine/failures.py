@@ -1,0 +1,50 @@
+"""From an exception of a pipeline to the `Failure` its caller reads."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import traceback
+from typing import Any
+
+import torch
+
+from triptych.engine.loading import one_line
+from triptych.errors import ErrorCode, TriptychError
+from triptych.messages import Address, Failure, SamplingParams
+
+__all__ = ["failure_of", "is_out_of_memory"]
+
+_log = logging.getLogger(__name__)
+
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
+
+
+def failure_of(error: Exception, address: Address, pipe: Any) -> Failure:
+    """Code, message and field at fault; what is not the caller's fault is logged with its stack."""
+    if isinstance(error, TriptychError):
+        return Failure(address, error.code, error.message, error.param)
+    if is_out_of_memory(error):
+        return Failure(address, ErrorCode.OUT_OF_MEMORY, f"the device has too little free memory: {one_line(error)}")
+    if isinstance(error, ValueError) and _checked_input(error, pipe):
+        return Failure(address, ErrorCode.INVALID_VALUE, str(error), _field_named(str(error)))
+    _log.error("unit %s/%d failed", address.request_id, address.unit, exc_info=error)
+    return Failure(address, ErrorCode.ENGINE_ERROR, f"{type(pipe).__name__} failed: {one_line(error)}")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device, or on CPU the host, had no memory left."""
+    cpu = isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
+    return cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def _checked_input(error: ValueError, pipe: Any) -> bool:
+    """Whether the pipeline's own checks raised it: they stand in `check_inputs` or directly in its call."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code.co_name == "check_inputs" or frame.f_code is inspect.unwrap(type(pipe).__call__).__code__
+
+
+def _field_named(message: str) -> str | None:
+    words = re.findall(r"[a-z_0-9]+", message.lower())
+    return next((word for word in words if word in SamplingParams.__struct_fields__), None)

@@ -1,0 +1,294 @@
+"""An engine that sleeps by a cost model and answers with a real picture: no torch, no weights.
+
+Units run side by side in `max_num_seqs` slots on one thread that sleeps until the next one is due; with no service
+time at all a unit is answered by the thread that brought it. A prompt may ask for a fault: `[[crash]]`, `[[hang]]`,
+`[[oom]]`, `[[error]]` (each as soon as the unit runs) or `[[slow:<seconds>]]` (its whole service time).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import random
+import re
+import resource
+import signal
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from PIL import Image
+
+from triptych.engine.base import Emit, EngineStartError
+from triptych.errors import ErrorCode
+from triptych.media.png_text import splice_text
+from triptych.messages import (
+    Abort,
+    Aborted,
+    Address,
+    Failure,
+    Generate,
+    ModelInfo,
+    Output,
+    Progress,
+    ReplicaSpec,
+    Update,
+)
+from triptych.wire import Frame
+
+__all__ = ["SimulatedEngine"]
+
+_DEFAULT_SECONDS_PER_REQUEST = 0.5
+_PROGRESS_INTERVAL_S = 0.05
+_PICTURES_KEPT = 32
+_NOISE_LEVELS = 32  # per channel: a 1024x1024 picture then takes about 2 MB, as a real one does
+_TEXT_KEYWORD = "triptych"
+_FAULT = re.compile(r"\[\[(?:(crash|hang|oom|error)|slow:(\d+(?:\.\d+)?))\]\]")
+
+_MODEL = ModelInfo(
+    pipeline="SimulatedPipeline",
+    kind="image",
+    parameters=(
+        "prompt",
+        "negative_prompt",
+        "width",
+        "height",
+        "num_inference_steps",
+        "guidance_scale",
+        "true_cfg_scale",
+        "strength",
+        "num_frames",
+        "fps",
+        "image",
+        "mask_image",
+    ),
+    size_multiple=1,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """How long a unit takes: a whole service time, or a time per step. Seconds."""
+
+    seconds_per_request: float | None
+    seconds_per_step: float | None
+
+    @classmethod
+    def from_engine_args(cls, section: dict[str, Any]) -> CostModel:
+        """Read `engine_args.simulated`. Raises `EngineStartError`."""
+        request, step = section.get("seconds_per_request"), section.get("seconds_per_step")
+        if request is not None and step is not None:
+            raise EngineStartError(
+                "engine_args.simulated: seconds_per_request and seconds_per_step exclude each other; give one of them"
+            )
+        return cls(_DEFAULT_SECONDS_PER_REQUEST if request is None and step is None else request, step)
+
+    def service_s(self, steps: int) -> float:
+        """Service time of a unit with `steps` denoising steps."""
+        if self.seconds_per_step is not None:
+            return self.seconds_per_step * steps
+        return self.seconds_per_request or 0.0
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A unit with its fault and its timetable on the monotonic clock, in seconds."""
+
+    message: Generate
+    steps: int
+    service_s: float
+    fault: str | None
+    started_at: float = 0.0
+    step: int = 0
+    progress_at: float = math.inf
+
+    @property
+    def due_at(self) -> float:
+        return self.started_at + self.service_s
+
+    def start(self, now: float) -> None:
+        self.started_at = now
+        self._plan_progress(now)
+
+    def advance(self, now: float) -> Progress:
+        self.step = max(self.step, min(int((now - self.started_at) / self.service_s * self.steps), self.steps - 1))
+        self._plan_progress(now)
+        return Progress(address=self.message.address, step=self.step, steps=self.steps)
+
+    def _plan_progress(self, now: float) -> None:
+        """Next step boundary worth a message: in the future, not too soon after the last, and not the end."""
+        self.progress_at = math.inf
+        if self.service_s > 0:
+            step_s = self.service_s / self.steps
+            step = max(self.step + 1, math.ceil((now + _PROGRESS_INTERVAL_S - self.started_at) / step_s))
+            if step < self.steps:
+                self.progress_at = self.started_at + step * step_s
+
+
+class SimulatedEngine:
+    """Satisfies `engine.base.Engine`; image inputs are ignored."""
+
+    def __init__(self, spec: ReplicaSpec, emit: Emit) -> None:
+        section = spec.engine_args.get("simulated") or {}
+        self._emit = emit
+        self._slots = spec.max_num_seqs
+        self._cost = CostModel.from_engine_args(section)
+        self._flat = section.get("image") == "flat"
+        self._picture = lru_cache(maxsize=_PICTURES_KEPT)(self._draw)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Unit] = deque()
+        self._running: dict[Address, _Unit] = {}
+        self._stopping = False
+        self._loaded = False
+        self._hung = False
+        self._steps = 0
+
+    def load(self) -> ModelInfo:
+        """Nothing to load."""
+        self._loaded = True
+        return _MODEL
+
+    def submit(self, unit: Generate, frames: Sequence[Frame]) -> None:
+        """Take one unit; answers at once when it costs nothing."""
+        work = self._plan(unit)
+        if work.service_s == 0 and work.fault is None and not self._hung:
+            self._finish(work)
+            return
+        with self._changed:
+            self._waiting.append(work)
+            self._changed.notify()
+
+    def abort(self, message: Abort) -> None:
+        """End a unit at once."""
+        if self._hung:
+            return
+        with self._changed:
+            known = self._running.pop(message.address, None) is not None
+            for work in self._waiting:
+                if work.message.address == message.address:
+                    self._waiting.remove(work)
+                    known = True
+                    break
+            self._changed.notify()
+        if known:
+            self._emit(Aborted(address=message.address), ())
+
+    def update(self, message: Update) -> None:
+        """Priority means nothing here: running units do not compete."""
+
+    def stop(self) -> None:
+        """Let `run` return once idle."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def heartbeat(self) -> tuple[int, str]:
+        """Steps made so far and the phase."""
+        if not self._loaded:
+            return 0, "load"
+        return self._steps, "step" if self._running or self._hung else "idle"
+
+    def run(self) -> None:
+        """Sleep from one due time to the next until stopped and idle."""
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                self._fill_slots(now)
+                finished = sorted((w for w in self._running.values() if w.due_at <= now), key=lambda w: w.due_at)
+                moving = [work for work in self._running.values() if work.progress_at <= now < work.due_at]
+                if not finished and not moving:
+                    if self._stopping and not self._running:
+                        return
+                    self._changed.wait(self._pause_s(now))
+                    continue
+                # Whoever takes a unit out of `_running` answers it: this thread, or an abort.
+                for work in finished:
+                    del self._running[work.message.address]
+                progress = [work.advance(now) for work in moving]
+            for message in progress:
+                self._emit(message, ())
+            for work in finished:
+                self._end(work)
+
+    def _plan(self, unit: Generate) -> _Unit:
+        steps = unit.params.num_inference_steps or _MODEL.default_num_inference_steps
+        service_s, fault = self._cost.service_s(steps), None
+        if "[[" in unit.params.prompt and (found := _FAULT.search(unit.params.prompt)):
+            fault = found[1]
+            service_s = 0.0 if fault else float(found[2])
+        return _Unit(message=unit, steps=steps, service_s=service_s, fault=fault)
+
+    def _fill_slots(self, now: float) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            work = self._waiting.popleft()
+            work.start(now)
+            self._running[work.message.address] = work
+
+    def _pause_s(self, now: float) -> float | None:
+        times = [min(work.progress_at, work.due_at) for work in self._running.values()]
+        return max(0.0, min(times) - now) if times else None
+
+    def _end(self, work: _Unit) -> None:
+        if work.fault is None:
+            self._finish(work)
+            return
+        if work.fault == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if work.fault == "hang":  # this thread never comes back, and nothing is answered any more
+            self._hung = True
+            threading.Event().wait()
+        code = ErrorCode.OUT_OF_MEMORY if work.fault == "oom" else ErrorCode.ENGINE_ERROR
+        self._emit(Failure(work.message.address, code.value, f"simulated fault: {work.fault}"), ())
+
+    def _finish(self, work: _Unit) -> None:
+        unit = work.message
+        if unit.output.format == "mp4":
+            message = "the simulated engine makes pictures; mp4 is not available"
+            self._emit(Failure(unit.address, ErrorCode.UNSUPPORTED_PARAMETER.value, message, "output_format"), ())
+            return
+        width = unit.params.width or _MODEL.default_width
+        height = unit.params.height or _MODEL.default_height
+        data = self._picture(unit.output.format, width, height, unit.output.compression)
+        if unit.output.format == "png":
+            text = json.dumps({"prompt": unit.params.prompt, "seed": unit.params.seed})
+            data = splice_text(data, _TEXT_KEYWORD, text)
+        self._steps += work.steps - work.step
+        self._emit(
+            Output(
+                address=unit.address,
+                mime=f"image/{unit.output.format}",
+                width=width,
+                height=height,
+                inference_s=time.monotonic() - work.started_at if work.service_s else 0.0,
+                steps=work.steps,
+                batch_size_mean=1.0,
+                peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            ),
+            (data,),
+        )
+
+    def _draw(self, format: str, width: int, height: int, compression: int | None) -> bytes:
+        """The picture of this size; the same bytes in every process."""
+        encoded = io.BytesIO()
+        if self._flat:
+            image = Image.new("RGB", (width, height), (66, 133, 180))
+        else:
+            step = 256 // _NOISE_LEVELS
+            levels = bytes(value // step * step for value in range(256))
+            noise = random.Random(0).randbytes(width * height * 3)
+            image = Image.frombytes("RGB", (width, height), noise.translate(levels))
+        if format == "png":
+            strategy = zlib.Z_DEFAULT_STRATEGY if self._flat else zlib.Z_HUFFMAN_ONLY  # noise has no repetitions
+            image.save(encoded, "PNG", compress_level=1, compress_type=strategy)
+        elif compression is None:
+            image.save(encoded, format.upper())
+        else:
+            image.save(encoded, format.upper(), quality=compression)
+        return encoded.getvalue()

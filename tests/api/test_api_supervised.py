@@ -1,0 +1,119 @@
+"""The whole chain behind one port: uvicorn, app, orchestrator, supervisor and replica processes that simulate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from api_fakes import make_app
+
+from triptych.messages import ReplicaSpec
+from triptych.orchestrator.orchestrator import Orchestrator
+from triptych.replicas.process import ProcessExecutor
+from triptych.replicas.supervisor import Supervisor
+
+pytestmark = pytest.mark.anyio
+
+IMAGES = "/v1/images/generations"
+WAIT_S = 60
+
+
+@asynccontextmanager
+async def serving(*, replicas: int) -> AsyncIterator[httpx.AsyncClient]:
+    orchestrator = Orchestrator(max_queue_size=4)
+    specs = [
+        ReplicaSpec(
+            replica_id=replica,
+            stage_id=0,
+            engine="simulated",
+            model="triptych/simulated",
+            device_kind="none",
+            devices=(str(replica),),
+            cpu_threads=1,
+            engine_args={"simulated": {"seconds_per_request": 0.0}},
+        )
+        for replica in range(replicas)
+    ]
+    supervisor = Supervisor(specs, ProcessExecutor("simulated"), listener=orchestrator, max_parallel_loads=4)
+    orchestrator.attach(supervisor)
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(make_app(orchestrator), log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    deadlines = asyncio.create_task(orchestrator.run())
+    base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        async with httpx.AsyncClient(base_url=base_url, timeout=WAIT_S, trust_env=False) as client:
+            early = await client.post(IMAGES, json={"prompt": "x"})
+            assert early.json()["error"]["code"] == "not_ready"
+            await supervisor.start()
+            await until(client, lambda data: [replica["state"] for replica in data] == ["ready"] * replicas)
+            yield client
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(http, WAIT_S)
+        deadlines.cancel()
+        await supervisor.stop(timeout_s=5)
+        listener.close()
+
+
+async def until(client: httpx.AsyncClient, condition: Callable[[list[dict[str, Any]]], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if condition((await client.get("/v1/replicas")).json()["data"]):
+                return
+            await asyncio.sleep(0.02)  # over HTTP there is nothing to wait on
+
+
+async def until_in_flight(client: httpx.AsyncClient, count: int) -> None:
+    await until(client, lambda data: sum(replica["in_flight"] for replica in data) == count)
+
+
+async def test_requests_run_spread_fail_and_end_behind_one_port() -> None:
+    async with serving(replicas=2) as client:
+        assert (await client.get("/readyz")).json() == {"status": "ok"}
+
+        answer = (await client.post(IMAGES, json={"prompt": "a cat", "n": 4, "seed": 3, "size": "32x32"})).json()
+        assert [image["seed"] for image in answer["data"]] == [3, 4, 5, 6]
+        assert all(base64.b64decode(image["b64_json"]).startswith(b"\x89PNG") for image in answer["data"])
+        assert {metrics["replica"] for metrics in answer["metrics"]} == {0, 1}
+
+        failed = await client.post(IMAGES, json={"prompt": "[[oom]]", "size": "32x32"})
+        assert (failed.status_code, failed.json()["error"]["code"]) == (500, "out_of_memory")
+
+        slow = {"prompt": "[[slow:60]]", "size": "32x32"}
+        waiting = asyncio.create_task(client.post(IMAGES, json=slow, headers={"x-request-id": "mine"}))
+        await until_in_flight(client, 1)
+        changed = await client.patch("/v1/requests/mine", json={"priority": 3})
+        assert changed.json()["priority"] == 3
+        (unit,) = changed.json()["units"]
+        assert (unit["index"], unit["state"]) == (0, "running")
+        deleted = await client.delete("/v1/requests/mine")
+        assert (deleted.status_code, deleted.json()["status"]) == (200, "aborted")
+        assert (await waiting).status_code == 499
+        assert (await client.delete("/v1/requests/mine")).status_code == 409
+        await until_in_flight(client, 0)
+
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(IMAGES, json=slow, timeout=0.5)
+        await until_in_flight(client, 0)
+        assert (await client.get("/v1/requests")).json()["data"] == []
+
+        late = await client.post(IMAGES, json=slow | {"timeout": 0.2})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+        many = [asyncio.create_task(client.post(IMAGES, json=slow | {"n": 6}))]
+        await until_in_flight(client, 2)
+        full = await client.post(IMAGES, json=slow)
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+        many[0].cancel()
+        await until_in_flight(client, 0)
+        assert (await client.post(IMAGES, json={"prompt": "x", "size": "32x32"})).status_code == 200

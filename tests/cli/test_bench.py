@@ -1,0 +1,135 @@
+"""The benchmark's command line: its flags, and what it says when they are wrong."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from triptych.cli import bench
+from triptych.cli.bench import bench_app
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/diffusion/diffusion_benchmark_serving.py"
+DEFAULTS = {
+    "base_url": None,
+    "host": "localhost",
+    "port": 8091,
+    "model": "default",
+    "backend": "triptych",
+    "task": "t2i",
+    "dataset": "random",
+    "dataset_path": None,
+    "num_prompts": 10,
+    "request_rate": math.inf,
+    "max_concurrency": None,
+    "warmup_requests": None,
+    "warmup_num_inference_steps": 2,
+    "width": None,
+    "height": None,
+    "num_frames": None,
+    "fps": None,
+    "num_inference_steps": 50,
+    "seed": None,
+    "random_request_config": None,
+    "random_request_seed": 42,
+    "enable_negative_prompt": False,
+    "slo": False,
+    "slo_scale": 3.0,
+    "output_file": None,
+    "save_dir": None,
+    "disable_tqdm": False,
+}
+CHOICES = {
+    "backend": ["triptych", "vllm-omni", "openai", "v1/videos"],
+    "task": ["t2i", "t2v", "i2i", "i2v", "ti2i", "ti2v"],
+    "dataset": ["random", "trace", "prompts", "vbench"],
+}
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(bench_app, args)
+    return result.exit_code, result.output
+
+
+def test_flags_and_defaults_are_those_of_the_contract() -> None:
+    signature = inspect.signature(bench.serve)
+    assert {name: parameter.default for name, parameter in signature.parameters.items()} == DEFAULTS
+
+
+@pytest.mark.parametrize(("name", "wanted"), CHOICES.items())
+def test_choices_are_those_of_the_contract(name: str, wanted: list[str]) -> None:
+    code, output = run("serve", f"--{name}", "other")
+    assert code == 2
+    flat = " ".join(output.replace("│", " ").split())
+    assert f"--{name}" in flat
+    assert "'other' is not one of " + ", ".join(f"'{value}'" for value in wanted) in flat
+
+
+def test_the_script_prints_the_same_help_as_the_command() -> None:
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "dumb"}
+    script = subprocess.run(
+        [sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, env=environment, check=True, timeout=60
+    )
+    code = "from triptych.cli.bench import bench_app; bench_app(['serve', '--help'], prog_name='triptych bench')"
+    command = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True, timeout=60
+    )
+    assert "Usage: triptych bench serve" in script.stdout
+    assert script.stdout == command.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--num-prompts", "0"], ["--num-prompts", "0", "at least 1"]),
+        (["--port", "99999"], ["--port", "99999", "1 to 65535"]),
+        (["--num-prompts", "many"], ["--num-prompts", "valid integer"]),
+        (["--request-rate", "0"], ["--request-rate", "0.0", "more than 0, or inf"]),
+        (["--request-rate", "nan"], ["--request-rate", "nan"]),
+        (["--max-concurrency", "0"], ["--max-concurrency", "at least 1"]),
+        (["--warmup-requests", "-1"], ["--warmup-requests", "-1", "0 or more"]),
+        (["--width", "512"], ["--width", "512", "--height"]),
+        (["--seed", "-5"], ["--seed", "-5", "0 to 2^63-1"]),
+        (["--slo-scale", "0"], ["--slo-scale", "0.0", "above 0"]),
+        (["--backend", "grpc"], ["--backend", "grpc", "vllm-omni"]),
+        (["--backend", "openai", "--task", "t2v"], ["--backend", "t2v", "v1/videos"]),
+        (["--backend", "v1/videos"], ["--backend", "t2i", "t2v"]),
+        (["--base-url", "localhost:8000"], ["--base-url", "localhost:8000", "http://"]),
+        (["--dataset", "trace"], ["--dataset-path", "a file"]),
+        (["--dataset", "vbench"], ["--dataset-path", "not available in this version"]),
+        (["--dataset", "prompts", "--dataset-path", "/nowhere"], ["--dataset-path", "/nowhere"]),
+        (["--random-request-config", "{"], ["--random-request-config", "JSON list"]),
+        (["--random-request-config", '[{"hight":1}]'], ["--random-request-config", "hight", "height"]),
+        (["--random-request-config", '[{"height":"x"}]'], ["--random-request-config", "height"]),
+        (["--random-request-config", '[{"weight":0}]'], ["--random-request-config", "weight"]),
+        (["--slo", "--warmup-requests", "0"], ["--slo", "--warmup-requests 0"]),
+        (["--output-file", "/proc/nowhere/x.json"], ["--output-file", "/proc/nowhere"]),
+    ],
+)
+def test_a_bad_flag_is_exit_2_and_names_flag_value_and_what_was_wanted(args: list[str], words: list[str]) -> None:
+    code, output = run("serve", *args)
+    assert code == 2, output
+    flat = " ".join(output.replace("│", " ").split())
+    for word in words:
+        assert word in flat
+
+
+def test_a_server_that_is_not_there_is_one_line_and_exit_1() -> None:
+    code, output = run("serve", "--base-url", "http://127.0.0.1:9", "--disable-tqdm")
+    assert code == 1
+    (line,) = output.strip().splitlines()
+    assert "no server answers at http://127.0.0.1:9" in line
+
+
+@pytest.mark.parametrize("counts", ["", "0", "1,1", "a", "1;2", "1,-2"])
+def test_bad_replica_counts_of_a_sweep_are_exit_2(counts: str) -> None:
+    code, output = run("sweep", "--replicas", counts)
+    assert code == 2
+    assert "--replicas" in output
+    assert "1,2,3,4" in output

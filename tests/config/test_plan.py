@@ -1,0 +1,239 @@
+"""From settings and stage file to a plan: precedence, names, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from triptych.config.accelerators import Accelerator
+from triptych.config.devices import Machine
+from triptych.config.plan import ServePlan, build_plan
+from triptych.config.settings import ServeSettings, read_settings
+from triptych.errors import ConfigError
+
+CPU = Machine(accelerators=(), cores=(0, 1, 2, 3))
+
+
+def plan(settings: ServeSettings, *, machine: Machine = CPU, refuse_unavailable: bool = True) -> ServePlan:
+    return build_plan(settings, environ={}, machine=machine, refuse_unavailable=refuse_unavailable)
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    directory = tmp_path / "pipeline"
+    directory.mkdir()
+    (directory / "model_index.json").write_text("{}")
+    return directory
+
+
+def write(tmp_path: Path, *, runtime: dict[str, Any] | None = None, **engine_args: Any) -> str:
+    path = tmp_path / "stage.yaml"
+    stage = {"stage_id": 0, "stage_type": "diffusion", "runtime": runtime or {}, "engine_args": engine_args}
+    path.write_text(yaml.safe_dump({"stages": [stage]}))
+    return str(path)
+
+
+def test_nothing_asked_serves_the_embedded_model_on_two_replicas() -> None:
+    result = plan(ServeSettings())
+    assert (result.model, len(result.replicas)) == ("triptych/shapes", 2)
+    assert (Path(result.replicas[0].model) / "model_index.json").is_file()
+    assert [(spec.cpu_threads, spec.cpu_affinity) for spec in result.replicas] == [(2, (0, 1)), (2, (2, 3))]
+    assert result.warnings == ()
+
+
+def test_beside_one_accelerator_the_embedded_model_keeps_its_two_replicas_on_cpu_slots() -> None:
+    one = Machine(accelerators=(Accelerator("0", "H200"),), cores=(0, 1))
+    result = plan(ServeSettings(), machine=one)
+    assert [spec.device_kind for spec in result.replicas] == ["cpu", "cpu"]
+    assert "--num-replicas 1 would use it" in result.warnings[0]
+    assert [spec.device_kind for spec in plan(ServeSettings(num_replicas=1), machine=one).replicas] == ["cuda"]
+
+
+def test_flag_wins_over_environment_and_environment_over_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        engine="simulated",
+        max_num_seqs=2,
+        runtime={"num_replicas": 2, "devices": "a,b", "max_queue_size": 5},
+    )
+    assert len(plan(ServeSettings(stage_configs_path=path)).replicas) == 2
+    environ = {"TRIPTYCH_NUM_REPLICAS": "3", "TRIPTYCH_DEVICES": "x,y,z", "TRIPTYCH_MAX_QUEUE_SIZE": "6"}
+    from_environment = plan(read_settings({"stage_configs_path": path}, environ))
+    assert [spec.devices for spec in from_environment.replicas] == [("x",), ("y",), ("z",)]
+    assert from_environment.stage.runtime.max_queue_size == 6
+    given = {"stage_configs_path": path, "num_replicas": "1", "devices": "d", "max_num_seqs": "4"}
+    from_flags = plan(read_settings(given, environ))
+    assert [(spec.devices, spec.max_num_seqs) for spec in from_flags.replicas] == [(("d",), 4)]
+    assert from_flags.stage.runtime.num_replicas == 1
+
+
+def test_a_flag_that_breaks_the_count_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, engine="simulated", runtime={"num_replicas": 2, "devices": "a,b"})
+    with pytest.raises(ConfigError, match=r"stage.yaml: stages\[0\].runtime.devices: 3 .*\(from --num-replicas\)"):
+        plan(ServeSettings(stage_configs_path=path, num_replicas=3))
+    with pytest.raises(ConfigError, match=r"^--devices: .*wanted exactly 2 ids"):
+        plan(ServeSettings(stage_configs_path=path, devices=("a",)))
+
+
+def test_the_file_says_where_the_weights_are_and_model_is_the_served_name(tmp_path: Path, pipeline: Path) -> None:
+    path = write(tmp_path, model=str(pipeline))
+    result = plan(ServeSettings(model="Qwen/Qwen-Image", stage_configs_path=path))
+    assert result.served_model_names == ("Qwen/Qwen-Image",)
+    assert result.model_source.path == result.replicas[0].model == str(pipeline)
+    assert plan(ServeSettings(stage_configs_path=path)).model == str(pipeline)
+    named = ServeSettings(model="x/y", stage_configs_path=path, served_model_names=("one", "two"))
+    assert plan(named).served_model_names == ("one", "two")
+    assert plan(named).model == "one"
+
+
+def test_a_hub_model_stays_an_id_until_it_is_fetched() -> None:
+    result = plan(ServeSettings(model="Qwen/Qwen-Image", revision="main"))
+    assert (result.model_source.kind, result.model_source.path) == ("hub", None)
+    assert result.replicas[0].model == "Qwen/Qwen-Image"
+    assert result.stage.engine_args.revision == "main"
+
+
+def test_the_simulated_engine_needs_no_weights(tmp_path: Path) -> None:
+    path = write(tmp_path, engine="simulated", simulated={"seconds_per_request": 0.5})
+    result = plan(ServeSettings(stage_configs_path=path))
+    assert (result.model, result.model_source.kind) == ("simulated", "none")
+    assert result.replicas[0].engine_args["simulated"]["seconds_per_request"] == 0.5
+    assert plan(ServeSettings(model="no such thing", stage_configs_path=path)).model == "no such thing"
+
+
+def test_a_stage_file_for_diffusers_must_get_a_model_somewhere(tmp_path: Path, pipeline: Path) -> None:
+    path = write(tmp_path)
+    with pytest.raises(ConfigError, match=r"stage.yaml: stages\[0\].engine_args.model: no model is named"):
+        plan(ServeSettings(stage_configs_path=path))
+    unnamed = plan(ServeSettings(stage_configs_path=path), refuse_unavailable=False)
+    assert "no model is named; wanted a model there, or MODEL for `serve`" in unnamed.warnings[0]
+    assert unnamed.stage.engine_args.model is None
+    assert plan(ServeSettings(stage_configs_path=path, model=str(pipeline))).replicas[0].model == str(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("nonsense", "not a model"),
+        ("./missing", "no such directory"),
+        ("/missing/dir", "no such directory"),
+        ("a/b/c", "not a model"),
+        ("triptych/nothing", "no such embedded model"),
+        ("triptych/shapes-video", "not available in this version"),
+    ],
+)
+def test_what_is_no_model_is_told_at_once(model: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^MODEL: {words}.*found '{model}'"):
+        plan(ServeSettings(model=model))
+
+
+def test_a_directory_without_model_index_and_a_file_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no model_index\.json.*wanted a diffusers pipeline directory"):
+        plan(ServeSettings(model=str(tmp_path)))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"")
+    with pytest.raises(ConfigError, match="is a single file"):
+        plan(ServeSettings(model=str(weights)))
+
+
+UNAVAILABLE_IN_FILE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"num_replicas": 1, "executor": "ray"}, {}, "runtime.executor"),
+    ({"routing": "least_work"}, {}, "runtime.routing"),
+    ({}, {"parallel_config": {"world_size": 2}}, "engine_args.parallel_config"),
+    ({}, {"parallel_config": {"tensor_parallel_size": 2}}, "engine_args.parallel_config"),
+    ({}, {"max_num_seqs": 2}, "engine_args.max_num_seqs"),
+    ({}, {"lora_modules": {"a": "/a"}}, "engine_args.lora_modules"),
+    ({}, {"warmup": True}, "engine_args.warmup"),
+    ({}, {"compile": True}, "engine_args.compile"),
+    ({}, {"attention_backend": "flash"}, "engine_args.attention_backend"),
+    ({}, {"quantization": "fp8"}, "engine_args.quantization"),
+    ({}, {"cache": {"kind": "first_block"}}, "engine_args.cache"),
+    ({}, {"offload": "model"}, "engine_args.offload"),
+    ({}, {"vae_tiling": True}, "engine_args.vae_tiling"),
+    ({}, {"vae_slicing": True}, "engine_args.vae_slicing"),
+]
+
+
+@pytest.mark.parametrize(("runtime", "engine_args", "key"), UNAVAILABLE_IN_FILE)
+def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
+    tmp_path: Path, pipeline: Path, runtime: dict[str, Any], engine_args: dict[str, Any], key: str
+) -> None:
+    settings = ServeSettings(stage_configs_path=write(tmp_path, runtime=runtime, model=str(pipeline), **engine_args))
+    with pytest.raises(ConfigError, match=rf"stage.yaml: stages\[0\].{key}: not available in this version"):
+        plan(settings)
+    (warning,) = plan(settings, refuse_unavailable=False).warnings
+    assert f"stages[0].{key}: not available in this version" in warning
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"executor": "ray"}, "--executor"),
+        ({"ray_address": "auto"}, "--ray-address"),
+        ({"lora_modules": ["a=b"]}, "--lora-modules"),
+        ({"max_num_seqs": "2"}, "--max-num-seqs"),
+        ({"api_keys": ["k"]}, "--api-key"),
+        ({"admin_api_key": "k"}, "--admin-api-key"),
+        ({"allowed_media_domains": ["d"]}, "--allowed-media-domains"),
+        ({"allowed_origins": ["o"]}, "--allowed-origins"),
+        ({"data_dir": "/d"}, "--data-dir"),
+        ({"public_url": "http://x"}, "--public-url"),
+        ({"root_path": "/x"}, "--root-path"),
+        ({"ssl_keyfile": "k"}, "--ssl-keyfile"),
+        ({"ssl_certfile": "c"}, "--ssl-certfile"),
+        ({"chat_image_format": "images"}, "--chat-image-format"),
+    ],
+)
+def test_a_flag_that_is_not_built_is_refused_by_its_name(given: dict[str, object], option: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}: not available in this version"):
+        plan(read_settings(given, {}))
+
+
+def test_trivial_values_of_what_is_not_built_are_accepted(tmp_path: Path, pipeline: Path) -> None:
+    path = write(
+        tmp_path,
+        model=str(pipeline),
+        compile=False,
+        quantization=None,
+        offload="none",
+        lora_modules={},
+        parallel_config={"world_size": 1, "ulysses_degree": 1},
+        dtype="bfloat16",
+        deterministic=True,
+        runtime={"executor": "process", "routing": "strict_round_robin"},
+    )
+    settings = ServeSettings(stage_configs_path=path, omni=True, executor="process", chat_image_format="parts")
+    assert plan(settings).stage.engine_args.dtype == "bfloat16"
+
+
+def test_the_simulated_engine_takes_any_number_of_slots(tmp_path: Path) -> None:
+    path = write(tmp_path, engine="simulated", max_num_seqs=8)
+    assert plan(ServeSettings(stage_configs_path=path)).replicas[0].max_num_seqs == 8
+
+
+def test_bad_counts_come_before_what_is_not_available(tmp_path: Path) -> None:
+    path = write(tmp_path, parallel_config={"world_size": 2}, model="Wan-AI/Wan2.2", runtime={"devices": "0"})
+    with pytest.raises(ConfigError, match="wanted exactly 2 ids"):
+        plan(ServeSettings(stage_configs_path=path))
+
+
+def test_the_effective_stage_has_what_was_left_out_filled_in(tmp_path: Path) -> None:
+    path = write(tmp_path, model="triptych/shapes", runtime={"num_replicas": 4})
+    runtime = plan(ServeSettings(stage_configs_path=path)).stage.runtime
+    assert (runtime.devices, runtime.cpu_threads) == (("0", "1", "2", "3"), 1)
+
+
+def test_settings_of_a_plan_agree_with_its_stage(tmp_path: Path) -> None:
+    path = write(tmp_path, engine="simulated", revision="v1", runtime={"num_replicas": 3, "max_queue_size": 7})
+    settings = plan(ServeSettings(stage_configs_path=path, max_num_seqs=2)).settings
+    assert (settings.num_replicas, settings.devices, settings.max_num_seqs) == (3, ("0", "1", "2"), 2)
+    assert (settings.max_queue_size, settings.revision, settings.executor) == (7, "v1", "process")
+
+
+def test_listening_beyond_loopback_without_keys_is_worth_a_warning() -> None:
+    (warning,) = plan(ServeSettings(host="0.0.0.0")).warnings
+    assert "no API key is set" in warning
+    assert plan(ServeSettings(host="::1")).warnings == ()

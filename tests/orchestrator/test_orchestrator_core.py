@@ -1,0 +1,522 @@
+from __future__ import annotations
+
+import pytest
+from core_driver import CoreDriver, aborts, dispatches, ends, events, make_request, output_of
+
+from triptych.errors import ErrorCode, TriptychError
+from triptych.messages import Aborted, Address, Heartbeat, Preview
+from triptych.orchestrator.deadlines import Deadlines
+from triptych.orchestrator.effects import Dispatch, Drop, Finish, Publish, Requeued, SendAbort, SendUpdate
+from triptych.orchestrator.events import RequestStatus, UnitOutput, UnitPreview, UnitProgress, UnitState
+from triptych.orchestrator.history import MAX_FINISHED
+from triptych.orchestrator.units import IllegalTransition, Request, Trigger
+
+
+def states(driver: CoreDriver, request_id: str = "a") -> list[UnitState]:
+    request = driver.core.live.get(request_id) or driver.core.history.get(request_id)
+    assert request is not None
+    return [unit.state for unit in request.units]
+
+
+# ---- the plain life of a request
+
+
+def test_a_request_is_dispatched_publishes_its_output_and_ends() -> None:
+    driver = CoreDriver(slots=[1])
+    [dispatch] = driver.submit(frames=(b"pixels",), priority=3, previews=1)
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.frames == (b"pixels",)
+    assert dispatch.message.address == Address("a", 0, 1, 1)
+    assert (dispatch.message.priority, dispatch.message.previews, dispatch.message.alone) == (3, 1, False)
+    driver.now += 2.0
+    publish, finish = driver.output(dispatch.message.address, inference_s=1.5)
+    assert isinstance(publish, Publish)
+    output = publish.event
+    assert isinstance(output, UnitOutput)
+    assert (output.unit, output.seed, output.data, output.mime) == (0, 7, b"png", "image/png")
+    assert (output.metrics.replica, output.metrics.inference_s, output.metrics.attempts) == (0, 1.5, 1)
+    assert finish == Finish("a", None)
+    assert driver.core.dispatcher.pool.by_id[0].completed == 1
+
+
+def test_output_i_of_n_has_seed_plus_i_and_runs_anywhere() -> None:
+    driver = CoreDriver(slots=[1, 1, 1])
+    driver.submit(n=3, seed=40)
+    assert [effect.message.params.seed for effect in driver.sent] == [40, 41, 42]
+    assert dispatches(driver.sent) == [(0, "a", 0), (1, "a", 1), (2, "a", 2)]
+    assert ends(driver.output(driver.address("a", 2))) == []
+    assert ends(driver.output(driver.address("a", 0))) == []
+    effects = driver.output(driver.address("a", 1))
+    assert events(effects)[0].seed == 41
+    assert ends(effects) == [("a", None)]
+
+
+def test_queue_time_is_the_wait_for_a_slot() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    driver.now += 5.0
+    driver.output(driver.address("a"))
+    driver.now += 1.0
+    [output] = events(driver.output(driver.address("b")))
+    assert output.metrics.queue_s == pytest.approx(5.0)
+
+
+def test_progress_and_previews_are_published() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit(previews=2)
+    address = driver.address()
+    assert events(driver.progress(address, 4)) == [UnitProgress(0, 4, 20)]
+    preview = driver.say(Preview(address, 0, 4, "image/png"), frames=[b"p"])
+    assert events(preview) == [UnitPreview(0, 0, "image/png", b"p")]
+
+
+def test_an_ended_request_keeps_neither_prompt_nor_pictures() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit(frames=(b"pixels",))
+    driver.output(driver.address())
+    request = driver.core.history.get("a")
+    assert request is not None
+    assert (request.spec.params.prompt, request.spec.frames) == ("", ())
+
+
+def test_an_id_is_used_once() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit()
+    with pytest.raises(ValueError, match="used before"):
+        driver.submit()
+
+
+def test_an_illegal_transition_raises() -> None:
+    request = Request(make_request(), first_arrival=0, now=0.0)
+    with pytest.raises(IllegalTransition, match="output while queued"):
+        request.units[0].fire(Trigger.OUTPUT)
+    with pytest.raises(IllegalTransition):
+        request.fire(Trigger.OUTPUT)
+    request.fire(Trigger.ABORT)
+    with pytest.raises(IllegalTransition):
+        request.fire(Trigger.ABORT)
+
+
+# ---- admission
+
+
+def test_before_the_first_ready_replica_work_is_refused() -> None:
+    error = CoreDriver().refused()
+    assert (error.code, error.status) == (ErrorCode.NOT_READY, 503)
+    assert error.retry_after_s is not None
+
+
+def test_a_deadline_in_the_past_is_refused() -> None:
+    assert CoreDriver(slots=[1]).refused(timeout_s=0.0).code is ErrorCode.DEADLINE_EXCEEDED
+
+
+def test_units_that_start_at_once_do_not_count_against_the_queue_bound() -> None:
+    driver = CoreDriver(slots=[2, 1], max_queue_size=2)
+    driver.submit("a", n=5)
+    assert len(driver.core.dispatcher.queue) == 2
+    error = driver.refused("b")
+    assert (error.code, error.retry_after_s) == (ErrorCode.QUEUE_FULL, 1.0)
+    assert "2 units wait, the limit is 2" in error.message
+
+
+def test_admission_is_all_or_nothing() -> None:
+    driver = CoreDriver(slots=[1], max_queue_size=2)
+    driver.submit("a")
+    assert driver.refused("b", n=3).code is ErrorCode.QUEUE_FULL
+    driver.submit("c", n=2)
+
+
+def test_retry_after_is_computed_from_queued_and_running_work() -> None:
+    driver = CoreDriver(slots=[1, 1], max_queue_size=8)
+    driver.submit("warm")
+    driver.output(driver.address("warm"), inference_s=6.0)
+    driver.submit("a", n=10)
+    driver.now += 2.0
+    assert driver.refused("b").retry_after_s == pytest.approx((8 * 6.0 + 2 * 4.0) / 2)
+
+
+# ---- abort and failure
+
+
+def test_aborting_a_queued_request_removes_it_at_once() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    effects = driver.abort("b")
+    assert ends(effects) == [("b", "request_aborted")]
+    assert aborts(effects) == []
+    assert len(driver.core.dispatcher.queue) == 0
+
+
+@pytest.mark.parametrize("answer", ["output", "failure", "aborted"])
+def test_an_aborted_running_unit_holds_its_slot_until_its_replica_answers(answer: str) -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    address = driver.address("a")
+    effects = driver.abort("a")
+    assert aborts(effects) == [(0, address)]
+    assert ends(effects) == [("a", "request_aborted")]
+    assert states(driver, "a") == [UnitState.ABORTING]
+    assert driver.progress(address, 3) == []
+    effects = getattr(driver, answer)(address)
+    assert dispatches(effects) == [(0, "b", 0)]
+    assert (ends(effects), events(effects)) == ([], [])
+    assert states(driver, "a") == [UnitState.ABORTED]
+
+
+def test_an_aborted_unit_ends_with_its_replica_and_is_not_replayed() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit("a")
+    driver.abort("a")
+    assert driver.lost(0) == []
+    assert states(driver) == [UnitState.ABORTED]
+
+
+def test_one_failed_unit_aborts_its_siblings_and_fails_the_request_once() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit(n=3)
+    effects = driver.failure(driver.address("a", 1), "out_of_memory")
+    assert aborts(effects) == [(0, driver.address("a", 0))]
+    assert ends(effects) == [("a", "out_of_memory")]
+    assert states(driver) == [UnitState.ABORTING, UnitState.FAILED, UnitState.ABORTED]
+    assert ends(driver.failure(driver.address("a", 0))) == []
+    request = driver.core.history.get("a")
+    assert request is not None
+    assert request.status is RequestStatus.FAILED
+
+
+def test_an_engines_own_error_code_becomes_engine_error() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit()
+    assert ends(driver.failure(driver.address(), "sprocket_missing")) == [("a", "engine_error")]
+
+
+def test_a_unit_that_stops_without_being_asked_or_sends_no_data_fails_its_request() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    assert ends(driver.aborted(driver.address("a"))) == [("a", "engine_error")]
+    driver.submit("b")
+    assert ends(driver.say(output_of(driver.address("b")))) == [("b", "engine_error")]
+
+
+def test_abort_of_unknown_and_ended_requests_says_so() -> None:
+    driver = CoreDriver(slots=[1])
+    with pytest.raises(TriptychError) as unknown:
+        driver.abort("a")
+    assert unknown.value.code is ErrorCode.REQUEST_NOT_FOUND
+    driver.submit()
+    driver.output(driver.address())
+    with pytest.raises(TriptychError) as ended:
+        driver.abort("a")
+    assert ended.value.code is ErrorCode.CONFLICT
+    with pytest.raises(TriptychError) as updated:
+        driver.update("a", priority=1)
+    assert updated.value.code is ErrorCode.CONFLICT
+
+
+# ---- update
+
+
+def test_a_new_priority_re_sorts_queued_units_and_reaches_every_running_one() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit("a", n=2)
+    driver.submit("b")
+    driver.submit("c")
+    assert driver.update("c", priority=-1) == []
+    assert [unit.request.id for unit in driver.core.dispatcher.queue] == ["c", "b"]
+    assert driver.update("a", priority=7) == [
+        SendUpdate(0, driver.address("a", 0), 7),
+        SendUpdate(1, driver.address("a", 1), 7),
+    ]
+    assert dispatches(driver.output(driver.address("a", 0))) == [(0, "c", 0)]
+
+
+def test_a_new_timeout_counts_from_now() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit(timeout_s=100.0)
+    driver.now += 50.0
+    driver.update("a", timeout_s=20.0)
+    assert driver.core.next_deadline() == driver.now + 20.0
+    driver.update("a", timeout_s=500.0)
+    assert driver.core.next_deadline() == driver.now + 500.0
+    assert driver.pass_time(499.0) == []
+    assert ends(driver.pass_time(1.0)) == [("a", "deadline_exceeded")]
+
+
+# ---- deadlines and outages
+
+
+def test_a_deadline_ends_queued_and_running_requests() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a", timeout_s=10.0)
+    driver.submit("b", timeout_s=5.0)
+    assert ends(driver.pass_time(5.0)) == [("b", "deadline_exceeded")]
+    effects = driver.pass_time(5.0)
+    assert ends(effects) == [("a", "deadline_exceeded")]
+    assert aborts(effects) == [(0, driver.address("a"))]
+    assert driver.core.next_deadline() is None
+
+
+def test_without_any_replica_queued_work_waits_thirty_seconds() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    driver.lost(0)
+    driver.now += 10.0
+    driver.submit("c")
+    assert sorted(ends(driver.pass_time(20.0))) == [("a", "no_replica"), ("b", "no_replica")]
+    effects = driver.pass_time(10.0)
+    assert ends(effects) == [("c", "no_replica")]
+    [finish] = effects
+    assert isinstance(finish, Finish)
+    assert finish.error is not None
+    assert finish.error.retry_after_s is not None
+
+
+def test_a_replica_that_comes_back_ends_the_wait() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    driver.lost(0)
+    driver.now += 29.0
+    assert dispatches(driver.ready(0)) == [(0, "a", 0)]
+    assert driver.pass_time(100.0) == []
+
+
+def test_a_draining_replica_that_dies_does_not_prolong_an_outage() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    driver.core.replica_draining(0, 1, driver.now)
+    driver.now += 29.0
+    driver.lost(0)
+    assert ends(driver.pass_time(1.0)) == [("b", "no_replica")]
+    assert ends(driver.pass_time(29.0)) == [("a", "no_replica")]
+
+
+def test_the_heap_of_moments_stays_in_proportion_to_live_requests() -> None:
+    driver = CoreDriver(slots=[2])
+    driver.submit("long", timeout_s=10.0)
+    for number in range(3000):
+        driver.submit(f"r{number}")
+        driver.output(driver.address(f"r{number}"))
+    deadlines = driver.core._deadlines
+    assert isinstance(deadlines, Deadlines)
+    assert len(deadlines) < 200
+    assert driver.core.next_deadline() == 1010.0
+
+
+# ---- death of replicas
+
+
+def test_a_unit_that_had_not_begun_moves_freely() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit()
+    requeued, dispatch = driver.lost(0)
+    assert requeued == Requeued("a", 0, 2, False)
+    assert isinstance(dispatch, Dispatch)
+    assert (dispatch.replica_id, dispatch.message.alone, dispatch.message.address.attempt) == (1, False, 2)
+    [output] = events(driver.output(dispatch.message.address))
+    assert output.metrics.attempts == 2
+
+
+def test_a_unit_that_had_begun_is_replayed_alone_and_keeps_its_place() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    for name in "abcd":
+        driver.submit(name)
+    driver.progress(driver.address("a"))
+    assert dispatches(driver.lost(0)) == []
+    assert [unit.request.id for unit in driver.core.dispatcher.queue] == ["a", "c", "d"]
+    effects = driver.output(driver.address("b"))
+    assert dispatches(effects) == [(1, "a", 0)]
+    assert driver.sent[-1].message.alone
+
+
+def test_a_replica_takes_no_other_unit_beside_one_that_runs_alone() -> None:
+    driver = CoreDriver(slots=[2, 2])
+    driver.submit("a")
+    driver.progress(driver.address("a"))
+    driver.lost(0)
+    assert driver.sent[-1].message.alone
+    driver.submit("b")
+    assert len(driver.sent) == 2
+    effects = driver.output(driver.address("a"))
+    assert dispatches(effects) == [(1, "b", 0)]
+    driver.submit("c")
+    assert dispatches(driver.sent)[-1] == (1, "c", 0)
+
+
+def test_a_busy_replica_is_kept_for_the_unit_that_must_run_alone() -> None:
+    driver = CoreDriver(slots=[1, 3, 3])
+    driver.submit("x", n=6)
+    suspect = driver.address("x", 0)
+    driver.progress(suspect)
+    driver.lost(0)
+    assert driver.core.dispatcher.pool.kept is not None
+    kept = driver.core.dispatcher.pool.kept.id
+    driver.submit("new", n=4)
+    assert kept not in [replica for replica, request, _ in dispatches(driver.sent) if request == "new"]
+    for unit in range(1, 6):
+        if driver.where(driver.address("x", unit)) == kept:
+            driver.output(driver.address("x", unit))
+    assert driver.where(driver.address("x", 0)) == kept
+    assert driver.sent[-1].message.alone
+    assert driver.core.dispatcher.pool.kept is None
+
+
+def test_a_kept_replica_is_let_go_when_the_lone_unit_leaves_the_queue() -> None:
+    driver = CoreDriver(slots=[1, 2])
+    driver.submit("a")
+    driver.submit("b")
+    driver.progress(driver.address("a"))
+    driver.lost(0)
+    driver.submit("c")
+    assert len(driver.sent) == 2
+    assert dispatches(driver.abort("a")) == [(1, "c", 0)]
+
+
+def test_the_second_death_alone_is_poison_and_neighbours_are_not_convicted() -> None:
+    driver = CoreDriver(slots=[2, 2])
+    driver.submit("bad")
+    driver.submit("other")
+    driver.submit("good")
+    assert driver.where(driver.address("good")) == 0
+    for name in ("bad", "good"):
+        driver.progress(driver.address(name))
+    driver.lost(0)
+    driver.output(driver.address("other"))
+    assert driver.where(driver.address("bad")) == 1
+    driver.progress(driver.address("bad"))
+    effects = driver.lost(1)
+    assert ends(effects) == [("bad", "poison_request")]
+    assert dispatches(driver.ready(0, 2)) == [(0, "good", 0)]
+    assert ends(driver.output(driver.address("good"))) == [("good", None)]
+
+
+def test_poison_aborts_siblings_on_other_replicas_only() -> None:
+    driver = CoreDriver(slots=[1, 1, 1])
+    driver.submit(n=2)
+    for _ in range(2):
+        driver.progress(driver.address("a", 0))
+        effects = driver.lost(driver.where(driver.address("a", 0)))
+    assert ends(effects) == [("a", "poison_request")]
+    assert aborts(effects) == [(1, driver.address("a", 1))]
+
+
+def test_previews_that_were_sent_are_not_sent_again_by_a_replay() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit(previews=2)
+    driver.say(Preview(driver.address(), 0, 4, "image/png"), frames=[b"p"])
+    driver.lost(0)
+    assert driver.say(Preview(driver.address(), 0, 4, "image/png"), frames=[b"p"]) == [Drop("surplus_preview")]
+    assert len(events(driver.say(Preview(driver.address(), 1, 8, "image/png"), frames=[b"p"]))) == 1
+    assert driver.say(Preview(driver.address(), 2, 9, "image/png"), frames=[b"p"]) == [Drop("surplus_preview")]
+
+
+def test_an_unannounced_new_incarnation_means_the_old_one_is_gone() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit()
+    requeued, dispatch = driver.ready(0)
+    assert isinstance(requeued, Requeued)
+    assert isinstance(dispatch, Dispatch)
+    assert dispatch.message.address == Address("a", 0, 2, 2)
+
+
+def test_late_and_foreign_messages_are_dropped_and_counted() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit()
+    old = driver.address()
+    driver.lost(0)
+    driver.ready(0)
+    assert driver.say(output_of(old), frames=[b"x"], replica_id=0) == [Drop("stale_incarnation")]
+    assert driver.say(Aborted(driver.address()), replica_id=9) == [Drop("stale_incarnation")]
+    assert driver.say(Aborted(Address("a", 0, 1, 1)), replica_id=1) == [Drop("stale_unit")]
+    assert driver.say(Aborted(Address("z", 0, 2, 1)), replica_id=1) == [Drop("stale_unit")]
+    driver.core.message(1, Heartbeat(1, 5, "step"), (), driver.now)
+    driver.core.replica_lost(0, 1, driver.now)
+    driver.core.replica_ready(0, 2, 1, driver.now)
+    assert driver.take() == [Drop("unexpected_message"), Drop("stale_loss"), Drop("stale_ready")]
+    assert driver.core.dropped["stale_unit"] == 2
+    assert ends(driver.output(driver.address())) == [("a", None)]
+    assert driver.say(output_of(driver.address()), frames=[b"x"]) == [Drop("stale_unit")]
+
+
+# ---- draining
+
+
+def test_a_draining_replica_finishes_what_it_has_and_takes_no_more() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit("a")
+    driver.core.replica_draining(0, 1, driver.now)
+    assert ends(driver.output(driver.address("a"))) == [("a", None)]
+    driver.submit("b", n=2)
+    assert dispatches(driver.sent)[1:] == [(1, "b", 0)]
+
+
+def test_begin_drain_ends_whoever_waits_and_lets_running_units_finish() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit("a")
+    driver.submit("b", n=2)
+    driver.submit("c")
+    driver.core.begin_drain(driver.now)
+    effects = driver.take()
+    assert ends(effects) == [("b", "draining"), ("c", "draining")]
+    assert aborts(effects) == [(1, driver.address("b", 0))]
+    assert driver.refused("d").code is ErrorCode.DRAINING
+    assert ends(driver.output(driver.address("a"))) == [("a", None)]
+
+
+def test_a_unit_whose_replica_dies_during_the_drain_is_not_queued_again() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit()
+    driver.core.begin_drain(driver.now)
+    assert ends(driver.lost(0)) == [("a", "draining")]
+    assert len(driver.core.dispatcher.queue) == 0
+
+
+def test_abort_all_ends_everything_with_errors_of_their_own() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    driver.core.abort_all(lambda: TriptychError(ErrorCode.DRAINING, "now"), driver.now)
+    effects = driver.take()
+    assert ends(effects) == [("a", "draining"), ("b", "draining")]
+    errors = [effect.error for effect in effects if isinstance(effect, Finish)]
+    assert errors[0] is not errors[1]
+    assert [type(effect) for effect in effects].count(SendAbort) == 1
+
+
+# ---- history and forecasts
+
+
+def test_ended_requests_are_kept_ten_minutes_and_at_most_a_thousand() -> None:
+    driver = CoreDriver(slots=[1])
+    for number in range(MAX_FINISHED + 5):
+        driver.submit(f"r{number}")
+        driver.output(driver.address(f"r{number}"))
+    history = driver.core.history
+    assert len(history) == MAX_FINISHED
+    assert history.get("r4") is None
+    assert history.get("r5") is not None
+    driver.now += 601.0
+    history.forget(driver.now)
+    assert len(history) == 0
+
+
+def test_the_forecast_counts_positions_and_seconds_to_the_end() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("warm")
+    driver.output(driver.address("warm"), inference_s=10.0)
+    driver.submit("a")
+    driver.submit("b", n=2)
+    driver.now += 4.0
+    forecast = driver.core.backlog.forecast(driver.now)
+    first, second = driver.core.live["b"].units
+    assert forecast.positions == {first: 0, second: 1}
+    assert forecast.etas_s[driver.core.live["a"].units[0]] == pytest.approx(6.0)
+    assert (forecast.etas_s[first], forecast.etas_s[second]) == (pytest.approx(16.0), pytest.approx(26.0))
+    driver.progress(driver.address("a"), 5)
+    forecast = driver.core.backlog.forecast(driver.now)
+    assert forecast.etas_s[driver.core.live["a"].units[0]] == pytest.approx(4.0 / 5 * 15)

@@ -1,0 +1,228 @@
+"""Supervision of real processes: start, work, abort, death, restart, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from replica_fleet import StartFleet, replica_spec
+
+from triptych.messages import Abort, Aborted, Address, Failure, Generate, MediaInput, Output, Progress, SamplingParams
+from triptych.replicas.process import ProcessExecutor
+from triptych.replicas.state import ReplicaState
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_two_replicas_get_ready_and_draw(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    statuses = fleet.supervisor.statuses()
+    assert [status.state for status in statuses] == [ReplicaState.READY] * 2
+    assert statuses[0].pids != statuses[1].pids
+    assert sorted(incarnation for _, incarnation in fleet.ready_log) == [1, 2]
+    for replica_id in (0, 1):
+        fleet.generate(replica_id)
+    await fleet.until(lambda: len(fleet.ends()) == 2)
+    assert {replica_id for replica_id, _ in fleet.ends()} == {0, 1}
+    assert all(isinstance(message, Output) for _, message in fleet.ends())
+    assert all(frames[0].startswith(b"\x89PNG") for _, _, frames in fleet.heard)
+
+
+async def test_a_simulated_replica_is_titled_and_never_imports_torch(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(3), ready=1)
+    process = psutil.Process(fleet.pid(0))
+    assert process.cmdline()[0] == "triptych: stage 0 replica 3"
+    assert [mapped.path for mapped in process.memory_maps() if "torch" in mapped.path] == []
+
+
+async def test_an_abort_frees_the_unit_and_leaves_its_neighbour(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(seconds=60), ready=1)
+    aborted = fleet.generate(unit=0)
+    fleet.generate(unit=1, prompt="[[slow:0.5]]")
+    await fleet.until(lambda: any(isinstance(m, Progress) for _, m, _ in fleet.heard))
+    fleet.supervisor.send(0, Abort(aborted))
+    await fleet.until(lambda: len(fleet.ends()) == 2)
+    assert fleet.ends()[0] == (0, Aborted(aborted))
+    last = fleet.ends()[1][1]
+    assert isinstance(last, Output)
+    assert last.address.unit == 1
+
+
+@pytest.mark.parametrize(("fault", "code"), [("oom", "out_of_memory"), ("error", "engine_error")])
+async def test_a_failure_is_told_and_the_replica_lives_on(start_fleet: StartFleet, fault: str, code: str) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1)
+    pid = fleet.pid()
+    fleet.generate(prompt=f"[[{fault}]]")
+    await fleet.until(fleet.ends)
+    message = fleet.ends()[0][1]
+    assert isinstance(message, Failure)
+    assert message.code == code
+    assert fleet.pid() == pid
+
+
+async def test_a_crashed_replica_comes_back_as_another_process_and_incarnation(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    before, other = fleet.pid(0), fleet.pid(1)
+    incarnation = fleet.ready[0]
+    fleet.generate(0, prompt="[[crash]]")
+    await fleet.until(lambda: fleet.lost)
+    assert fleet.lost == [(0, incarnation, "killed by SIGKILL")]
+    assert not psutil.pid_exists(before)
+    await fleet.until_ready(2)
+    assert fleet.ready[0] == 3
+    assert fleet.pid(0) != before
+    assert fleet.pid(1) == other
+    status = fleet.supervisor.statuses()[0]
+    assert (status.restarts, status.last_error) == (1, "killed by SIGKILL")
+    fleet.generate(0)
+    await fleet.until(fleet.ends)
+
+
+async def test_a_message_of_another_incarnation_is_dropped(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1)
+    foreign = Address("r", 0, 0, fleet.ready[0] + 1)
+    params = SamplingParams(prompt="x", seed=1, width=8, height=8)
+    fleet.supervisor.send(0, Generate(address=foreign, params=params))
+    fleet.generate()
+    await fleet.until(fleet.ends)
+    assert [message.address.incarnation for _, message in fleet.ends()] == [fleet.ready[0]]  # type: ignore[union-attr]
+
+
+async def test_a_hung_replica_ends_by_kill_and_is_replaced(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1)
+    pid = fleet.pid()
+    fleet.generate(prompt="[[hang]]")
+    fleet.generate(prompt="[[slow:0.01]]", unit=1)  # behind the hang: never answered
+    os.kill(pid, signal.SIGKILL)
+    await fleet.until(lambda: len(fleet.ready_log) == 2)
+    assert fleet.pid() != pid
+    assert fleet.ends() == []
+
+
+async def test_stop_lets_running_units_finish_and_ends_a_hung_one(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    fleet.generate(0, prompt="[[slow:0.4]]")
+    fleet.generate(1, prompt="[[hang]]")
+    began = time.monotonic()
+    await fleet.supervisor.stop(timeout_s=1.0)
+    assert time.monotonic() - began < 10
+    assert [type(message) for _, message in fleet.ends()] == [Output]
+    assert {reason for _, _, reason in fleet.lost} == {"exit code 0", "killed by SIGKILL"}
+    assert [status.state for status in fleet.supervisor.statuses()] == [ReplicaState.DRAINING] * 2
+    assert [status.pids for status in fleet.supervisor.statuses()] == [(), ()]
+
+
+async def test_stop_while_starting_leaves_nothing(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet()
+    await asyncio.sleep(0)
+    await fleet.supervisor.stop(timeout_s=5)
+    assert fleet.ready_log == []
+
+
+async def test_a_second_stop_cuts_the_first_short(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1)
+    fleet.generate(prompt="[[slow:100]]")
+    first = asyncio.create_task(fleet.supervisor.stop(timeout_s=100))
+    await asyncio.sleep(0.1)
+    await fleet.supervisor.stop(timeout_s=0)
+    async with asyncio.timeout(10):
+        await first
+    assert fleet.lost[0][2] == "killed by SIGKILL"
+
+
+async def test_when_every_first_start_fails_the_listener_hears_the_reason_once(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(
+        replica_spec(0, engine="broken"), replica_spec(1, engine="broken"), executor=ProcessExecutor("simulated")
+    )
+    await fleet.until(lambda: fleet.exhausted)
+    assert fleet.exhausted is not None
+    assert fleet.exhausted.startswith("engine_args.engine: no such engine; found 'broken'; wanted one of diffusers")
+    assert fleet.ready_log == []
+    assert [status.state for status in fleet.supervisor.statuses()] == [ReplicaState.FAILED] * 2
+
+
+async def test_one_replica_that_cannot_start_does_not_end_the_other(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(
+        replica_spec(0), replica_spec(1, engine="broken"), executor=ProcessExecutor("simulated"), ready=1
+    )
+    await fleet.until(lambda: fleet.ready)
+    await asyncio.sleep(1.0)  # two failed starts at least: the first back-off is half a second
+    assert fleet.supervisor.statuses()[1].restarts >= 1
+    assert fleet.state(0) is ReplicaState.READY
+    assert "no such engine" in str(fleet.supervisor.statuses()[1].last_error)
+    assert fleet.exhausted is None
+
+
+async def test_replicas_load_one_after_another_when_told_so(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(*(replica_spec(i) for i in range(3)), max_parallel_loads=1, ready=3)
+    assert fleet.ready_log == [(0, 1), (1, 2), (2, 3)]
+
+
+async def test_replicas_outlive_the_forkserver_and_the_next_start_makes_a_new_one(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    first = fleet.executor.forkserver_pid
+    survivor = fleet.pid(1)
+    os.kill(first, signal.SIGKILL)
+    fleet.generate(1)
+    await fleet.until(fleet.ends)
+    os.kill(fleet.pid(0), signal.SIGKILL)
+    await fleet.until(lambda: fleet.lost)
+    await fleet.until_ready(2)
+    assert fleet.executor.forkserver_pid != first
+    assert fleet.pid(1) == survivor
+    assert fleet.lost[0][0] == 0
+
+
+async def test_a_20_mb_frame_goes_through_while_the_loop_stays_free(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1)
+    pixels = bytes(20 * 1024 * 1024)
+    picture = MediaInput("image", "RGB", 2560, 2730, 0)
+    params = SamplingParams(prompt="x", seed=1, width=8, height=8)
+    for unit in range(3):
+        message = Generate(address=Address("r", unit, 0, fleet.ready[0]), params=params, inputs=(picture,))
+        began = time.monotonic()
+        fleet.supervisor.send(0, message, (pixels,))
+        assert time.monotonic() - began < 5
+    await fleet.until(lambda: len(fleet.ends()) == 3)
+
+
+async def test_a_sender_waits_for_a_slow_server_without_losing_a_byte(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1)
+    for unit in range(10):
+        fleet.generate(unit=unit, width=1024, height=1024)
+    time.sleep(1.0)  # noqa: ASYNC251 - the loop is meant to be stuck: 20 MB must wait in the replica
+    await fleet.until(lambda: len(fleet.ends()) == 10)
+    pictures = [frames[0] for _, message, frames in fleet.heard if isinstance(message, Output)]
+    assert len(set(pictures)) == 1
+    assert pictures[0].endswith(b"IEND\xaeB`\x82")
+
+
+async def test_signals_to_the_whole_group_end_neither_forkserver_nor_replicas(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    pids = [fleet.executor.forkserver_pid, fleet.pid(0), fleet.pid(1)]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        for pid in pids:
+            os.kill(pid, number)
+    for replica_id in (0, 1):
+        fleet.generate(replica_id)
+    await fleet.until(lambda: len(fleet.ends()) == 2)
+    assert fleet.lost == []
+    assert fleet.executor.forkserver_pid == pids[0]
+
+
+async def test_the_child_does_not_import_the_main_module_of_the_server(
+    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "imported"
+    script = tmp_path / "server_main.py"
+    script.write_text(f"open({str(trace)!r}, 'a').close()\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    await start_fleet(replica_spec(), ready=1)
+    assert not trace.exists()
