@@ -130,8 +130,8 @@ def main() -> int:
     """Measure, report, compare with the bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["256x256", "1024x1024"], help="picture sizes")
-    parser.add_argument("--pairs", type=int, default=20, help="paired blocks per size")
-    parser.add_argument("--block", type=int, default=25, help="requests per block")
+    parser.add_argument("--pairs", type=int, default=60, help="paired blocks per size")
+    parser.add_argument("--block", type=int, default=8, help="requests per block")
     parser.add_argument(
         "--at-most", action="append", default=[], metavar="SIZE=RATIO", help="exit 1 when the ratio is above it"
     )

@@ -13,7 +13,7 @@ import struct
 import time
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_PNG_BASE64 = b"iVBORw0KGgo"
+_PNG_BASE64 = b"iVBORw0KGg"
 
 
 class Connection:

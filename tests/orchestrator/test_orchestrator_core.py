@@ -366,6 +366,20 @@ def test_a_busy_replica_is_kept_for_the_unit_that_must_run_alone() -> None:
     assert driver.core.dispatcher.pool.kept is None
 
 
+def test_when_the_kept_replica_dies_another_is_kept() -> None:
+    driver = CoreDriver(slots=[1, 2, 2])
+    driver.submit("a", n=3)
+    driver.progress(driver.address("a", 0))
+    driver.lost(0)
+    pool = driver.core.dispatcher.pool
+    assert pool.kept is not None
+    first = pool.kept.id
+    driver.core.replica_draining(first, 1, driver.now)
+    driver.take()
+    assert pool.kept is not None
+    assert pool.kept.id == 3 - first
+
+
 def test_a_kept_replica_is_let_go_when_the_lone_unit_leaves_the_queue() -> None:
     driver = CoreDriver(slots=[1, 2])
     driver.submit("a")

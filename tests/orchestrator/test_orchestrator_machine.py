@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from core_driver import CoreDriver, output_of
 from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -44,6 +47,11 @@ class OrchestratorMachine(RuleBasedStateMachine):
         self.ended: dict[str, str | None] = {}
         self.suspects: set[str] = set()  # requests that lost a replica while alone, or four of them
         self.deaths: Counter[tuple[str, int]] = Counter()
+
+    @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=REPLICAS))
+    def begin(self, slots: list[int]) -> None:
+        for replica_id, count in enumerate(slots):
+            self.ready(replica_id, count)
 
     # ---- books
 
@@ -102,6 +110,8 @@ class OrchestratorMachine(RuleBasedStateMachine):
             assert self.outputs[effect.request_id] == self.accepted[effect.request_id]
         elif effect.error.code is ErrorCode.POISON_REQUEST:
             assert effect.request_id in self.suspects
+        elif effect.error.code is ErrorCode.NO_REPLICA:
+            assert not set(self.slots) - self.closed
 
     def free_slot(self, address: Address) -> None:
         replica_id, _ = self.running.pop(address)
@@ -268,12 +278,14 @@ class OrchestratorMachine(RuleBasedStateMachine):
         usable = {replica_id for replica_id in accepting - lonely if load[replica_id] < self.slots[replica_id]}
         if kept is not None:
             assert queue.head(ALONE) is not None
+            assert kept.id in accepting
             usable.discard(kept.id)
         if queue.head(ANY) is not None:
             assert not usable
         if queue.head(ALONE) is not None:
             assert all(load[replica_id] for replica_id in accepting)
         assert all(lane not in usable for lane in queue.lanes())
+        assert not (queue and self.core.draining)
 
     def teardown(self) -> None:
         """Let everything come to an end: one healthy replica, every unit answered."""
@@ -320,10 +332,50 @@ class RotationMachine(RuleBasedStateMachine):
         assert all(replica.in_flight == 0 for replica in self.driver.core.dispatcher.pool.by_id.values())
 
 
+@pytest.mark.parametrize("machine", [OrchestratorMachine, StrictOrchestratorMachine])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_promises_hold_on_a_long_walk(machine: type[OrchestratorMachine], seed: int) -> None:
+    """Deeper than hypothesis goes: a thousand steps with the weights of a busy, failing server."""
+    rng = random.Random(seed)
+    walk = machine()
+    walk.begin([rng.randint(1, 3) for _ in range(REPLICAS)])
+    calls: list[tuple[float, Callable[[], object], Callable[[int], None]]] = [
+        (
+            10,
+            lambda: True,
+            lambda _: walk.submit(rng.randint(1, 4), rng.randint(-1, 1), rng.choice([None, "s"]), 90.0, 2),
+        ),
+        (12, lambda: walk.running, lambda number: walk.progress(number, rng.randint(0, 20))),
+        (12, lambda: walk.running, walk.output),
+        (1, lambda: walk.running, walk.failure),
+        (6, lambda: walk.told_to_stop, walk.aborted),
+        (2, lambda: walk.core.live, walk.abort),
+        (2, lambda: walk.core.live, lambda number: walk.update(number, rng.randint(-2, 2), rng.choice([None, 60.0]))),
+        (3, lambda: walk.slots, walk.lost),
+        (0.5, lambda: set(walk.slots) - walk.closed, walk.drain_replica),
+        (3, lambda: True, lambda _: walk.ready(rng.randrange(REPLICAS), rng.randint(1, 3))),
+        (2, lambda: walk.stale, walk.late_message),
+        (4, lambda: True, lambda _: walk.time_passes(rng.choice([0.5, 3.0]))),
+        (0.1, lambda: True, lambda _: walk.time_passes(31.0)),
+    ]
+    weights = [weight for weight, _, _ in calls]
+    for _ in range(1000):
+        _, possible, call = rng.choices(calls, weights)[0]
+        if possible():
+            call(rng.randrange(10**6))
+            walk.slots_are_held_by_exactly_what_runs()
+            walk.every_accepted_request_is_live_or_has_ended()
+            walk.nothing_waits_while_a_slot_it_may_use_is_free()
+    assert None in walk.ended.values()
+    walk.teardown()
+
+
 _bounded = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=50,
     deadline=None,
+    # Shrinking a failure takes minutes, longer than a test may; add Stage.shrink to read one.
+    phases=(Stage.explicit, Stage.reuse, Stage.generate),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

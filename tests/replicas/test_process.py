@@ -34,6 +34,29 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+FORKING_ENGINE = """
+import os, time
+from triptych.engine.simulated import SimulatedEngine
+
+class Engine(SimulatedEngine):
+    def run(self):
+        if os.fork() == 0:
+            time.sleep(6)
+        os._exit(7)
+"""
+
+
+def install_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
+    """Make `Engine` of `source` an engine called `name`, for this process and the forkserver it starts."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[triptych.engines]\n{name} = {name}_engine:Engine\n")
+    (folder / f"{name}_engine.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
+
+
 class Listener:
     def __init__(self) -> None:
         self.heard: asyncio.Queue[FromReplica] = asyncio.Queue()
@@ -86,11 +109,14 @@ async def test_no_descriptor_is_left_after_many_lives() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_start_that_is_called_off_leaves_neither_process_nor_descriptor() -> None:
+@pytest.mark.parametrize("fresh_interpreter", [False, True])
+async def test_a_start_that_is_called_off_leaves_neither_process_nor_descriptor(fresh_interpreter: bool) -> None:
     executor = ProcessExecutor("simulated")
     listener = Listener()
     warm = await executor.start(replica_spec(), 1, listener)
     before = open_descriptors()
+    if fresh_interpreter:
+        executor.leave_forkserver()
     for delay_s in (0.0, 0.001, 0.003, 0.01):
         task = asyncio.create_task(executor.start(replica_spec(), 2, Listener()))
         await asyncio.sleep(delay_s)
@@ -115,14 +141,10 @@ def test_an_unknown_engine_is_refused_before_anything_starts() -> None:
 async def test_a_replica_in_a_bad_cuda_fork_starts_again_in_a_fresh_interpreter(
     start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    info = tmp_path / "faketorch-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faketorch\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[triptych.engines]\nfake = fake_engine:SimulatedEngine\n")
     (tmp_path / "torch.py").write_text(FAKE_TORCH)
-    (tmp_path / "fake_engine.py").write_text("import torch\nfrom triptych.engine.simulated import SimulatedEngine\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    install_engine(
+        tmp_path, monkeypatch, "fake", "import torch\nfrom triptych.engine.simulated import SimulatedEngine as Engine\n"
+    )
     specs = [_on_cuda(replica_spec(i, engine="fake")) for i in range(2)]
     with caplog.at_level(logging.WARNING):
         fleet = await start_fleet(*specs, ready=2)
@@ -135,6 +157,17 @@ async def test_a_replica_in_a_bad_cuda_fork_starts_again_in_a_fresh_interpreter(
     await fleet.until(lambda: fleet.lost)
     assert fleet.lost[0][2] == "killed by SIGKILL"
     await fleet.until_ready(2)
+
+
+@pytest.mark.anyio
+async def test_a_grandchild_that_keeps_the_socket_does_not_hide_the_death_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, "forking", FORKING_ENGINE)
+    executor, listener = ProcessExecutor("forking"), Listener()
+    await executor.start(replica_spec(engine="forking"), 1, listener)
+    assert await asyncio.wait_for(listener.exited, 5) == "exit code 7"
+    await executor.close()
 
 
 def _on_cuda(spec: ReplicaSpec) -> ReplicaSpec:

@@ -70,7 +70,8 @@ class EngineRun:
         """A small, quick unit; `output` and `previews` go to the unit, everything else to its parameters."""
         video = self.info.kind == "video"
         of_unit = {name: params.pop(name) for name in ("output", "previews", "priority", "inputs") if name in params}
-        width, height = self.info.sizes[0] if self.info.sizes else (2 * self.info.size_multiple,) * 2
+        side = self.info.size_multiple if video else 2 * self.info.size_multiple
+        width, height = self.info.sizes[0] if self.info.sizes else (side, side)
         small = {"prompt": PROMPT, "seed": 5, "width": width, "height": height, "num_inference_steps": 4}
         if video:
             small["num_frames"] = self.info.frame_multiple + 1

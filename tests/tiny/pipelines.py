@@ -201,7 +201,11 @@ def sdxl() -> Any:
             cross_attention_dim=64,
         ),
         scheduler=diffusers.EulerDiscreteScheduler(
-            beta_start=0.00085, beta_end=0.012, steps_offset=1, beta_schedule="scaled_linear", timestep_spacing="leading"
+            beta_start=0.00085,
+            beta_end=0.012,
+            steps_offset=1,
+            beta_schedule="scaled_linear",
+            timestep_spacing="leading",
         ),
     )
 

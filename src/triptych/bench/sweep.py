@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -184,9 +185,11 @@ def sweep_report(plan: SweepPlan, reports: dict[int, dict[str, Any]]) -> dict[st
 
 def sweep_table(report: dict[str, Any]) -> Table:
     """The comparison for a terminal."""
-    table = Table(title=f"{report['model']}: throughput over replicas", title_justify="left")
-    for heading in ("replicas", "requests/s", "speed-up", "efficiency", "p50 (s)", "p95 (s)", "p99 (s)", "failed"):
-        table.add_column(heading, justify="right")
+    table = Table(
+        title=f"{report['model']}: throughput over replicas", title_justify="left", box=SIMPLE_HEAD, show_edge=False
+    )
+    for heading in ("replicas", "req/s", "speed-up", "efficiency", "p50 s", "p95 s", "p99 s", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in report["rows"]:
         table.add_row(
             str(row["replicas"]),

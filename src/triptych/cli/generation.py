@@ -113,18 +113,22 @@ class Generation:
             self._bar.update(self._bars[unit], completed=message.steps, total=message.steps)
         elif isinstance(message, Failure) and self._failure is None:
             self._failure = message
-            self._abort_all()
+            self._abort_soon()
 
     def _abort_all(self) -> None:
-        # On a thread of its own: a signal handler or a callback may interrupt code that holds the engine's lock.
-        threading.Thread(target=lambda: [self._engine.abort(Abort(address)) for address in self._addresses]).start()
+        for address in self._addresses:
+            self._engine.abort(Abort(address))
+
+    def _abort_soon(self) -> None:
+        """On a thread of its own: a signal handler or a callback may interrupt code that holds the engine's lock."""
+        threading.Thread(target=self._abort_all, name="abort").start()
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
         def on_interrupt(number: int, frame: FrameType | None) -> None:
             self._interrupted = True
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            self._abort_all()
+            self._abort_soon()
 
         if threading.current_thread() is not threading.main_thread():
             yield

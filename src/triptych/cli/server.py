@@ -1,7 +1,7 @@
 """The server process from the bound socket to the exit code.
 
-Start-up and shutdown are each one numbered sequence in one function. The server owns its signals: uvicorn installs none,
-replicas ignore them, so a Ctrl-C that reaches the whole process group is still an orderly drain.
+Start-up and shutdown are each one numbered sequence in one function. The server owns its signals: uvicorn installs
+none, replicas ignore them, so a Ctrl-C that reaches the whole process group is still an orderly drain.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class PipelineInterface:
 
     def _is_extra(self, name: str) -> bool:
         owned = name in SamplingParams.__struct_fields__ or name in _FRAME_RATES or name in self._call_args
-        internal = name in ("return_dict", "num_images_per_prompt", "num_videos_per_prompt")
+        internal = name in ("return_dict", "batch_size") or name.endswith("_per_prompt")
         return not (owned or internal or name.startswith(("callback", "image")))
 
     def fps(self, params: SamplingParams) -> int:

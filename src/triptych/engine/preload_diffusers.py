@@ -13,11 +13,17 @@ _MODULES = (
     "torch",
     "transformers",
     "diffusers",
-    "diffusers.pipelines.pipeline_utils",
-    "diffusers.models.modeling_utils",
-    "diffusers.schedulers.scheduling_flow_match_euler_discrete",
-    "diffusers.pipelines.prx.pipeline_prx_pixel",
     "triptych.engine.diffusers_engine",
+    "diffusers.pipelines.pipeline_utils",
+    "diffusers.guiders",
+    # Classes that the model directory names are imported when first used: a few ms each here, in every child otherwise.
+    "diffusers.pipelines.prx.pipeline_prx_pixel",
+    "diffusers.pipelines.qwenimage.pipeline_qwenimage",
+    "diffusers.pipelines.wan.pipeline_wan",
+    "transformers.models.clip.modeling_clip",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "transformers.models.t5.modeling_t5",
+    "transformers.models.umt5.modeling_umt5",
 )
 
 

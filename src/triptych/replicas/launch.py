@@ -16,14 +16,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from triptych.engine.worker import ForkedWorker
 
 __all__ = ["Child", "ForkServer", "spawn"]
+
+T = TypeVar("T")
 
 _FORK_TIMEOUT_S = 300.0  # the first fork waits for the preload, which may read gigabytes from a cold disk
 
@@ -35,7 +37,6 @@ class Child:
     pid: int
     pidfd: int
     status_fd: int | None = None
-    data_fd: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def exit_code(self) -> int | None:
@@ -63,8 +64,6 @@ class Child:
         """Give back the descriptors."""
         self.drop_status()
         os.close(self.pidfd)
-        if self.data_fd is not None:
-            os.close(self.data_fd)
 
 
 class _Base(forkserver.ForkServer):
@@ -89,39 +88,34 @@ class ForkServer:
 
     async def fork(self, connection: socket.socket) -> Child:
         """Fork a replica that owns the other end of `connection`'s descriptor. Raises OSError."""
-        # The thread owns a descriptor of its own: if this task is cancelled, the number may be another file's by then.
-        request = asyncio.create_task(asyncio.to_thread(self._request, os.dup(connection.fileno())))
-        try:
-            status_fd, data_fd = await asyncio.shield(request)
-        except asyncio.CancelledError:
-            request.add_done_callback(_close_answer)
-            raise
+        status_fd = await _in_thread(self._request, connection, undo=os.close)
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 pid = await _read_pid(status_fd)
-            return Child(pid=pid, pidfd=os.pidfd_open(pid), status_fd=status_fd, data_fd=data_fd)
+            return Child(pid=pid, pidfd=os.pidfd_open(pid), status_fd=status_fd)
         except BaseException:
             os.close(status_fd)
-            os.close(data_fd)
             raise
 
-    def _request(self, fd: int) -> tuple[int, int]:
+    def _request(self, fd: int) -> int:
         # Blocked signals are inherited: the forkserver cannot be killed by one before its preload ignores them.
         # The resource tracker unblocks them in the thread that starts it, so it goes first.
-        try:
-            with self._starting:
-                resource_tracker.ensure_running()
-                with _blocked({signal.SIGINT, signal.SIGTERM}):
-                    try:
-                        status_fd, data_fd = self._server.connect_to_new_process([fd])
-                    except ConnectionRefusedError:  # it is dying, yet not so dead that a new one would be started
-                        self._end()
-                        status_fd, data_fd = self._server.connect_to_new_process([fd])
-        finally:
-            os.close(fd)
+        with self._starting:
+            resource_tracker.ensure_running()
+            with _blocked({signal.SIGINT, signal.SIGTERM}):
+                try:
+                    status_fd, data_fd = self._server.connect_to_new_process([fd])
+                except ConnectionRefusedError:  # it is dying, yet not so dead that a new one would be started
+                    self._end()
+                    status_fd, data_fd = self._server.connect_to_new_process([fd])
         # First what `multiprocessing.spawn.prepare` should set up in the child (nothing), then what the child runs.
-        os.write(data_fd, pickle.dumps({}) + pickle.dumps(ForkedWorker()))
-        return status_fd, data_fd
+        try:
+            with open(data_fd, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
+                stream.write(pickle.dumps({}) + pickle.dumps(ForkedWorker()))
+        except OSError:
+            os.close(status_fd)
+            raise
+        return status_fd
 
     async def close(self) -> None:
         """End the forkserver; replicas that still run are not touched."""
@@ -137,10 +131,25 @@ class ForkServer:
             self._server._stop()
 
 
-def _close_answer(request: asyncio.Task[tuple[int, int]]) -> None:
-    if not request.cancelled() and request.exception() is None:
-        for fd in request.result():
+async def _in_thread(work: Callable[[int], T], connection: socket.socket, *, undo: Callable[[T], object]) -> T:
+    """Run `work` in a thread with the descriptor of `connection`; `undo` its result should nobody wait for it any more.
+
+    The thread gets a descriptor of its own: once this task is cancelled, the old number may be another file's.
+    """
+    fd = os.dup(connection.fileno())
+
+    def run() -> T:
+        try:
+            return work(fd)
+        finally:
             os.close(fd)
+
+    task = asyncio.create_task(asyncio.to_thread(run))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo(done.result()))
+        raise
 
 
 async def _read_pid(status_fd: int) -> int:
@@ -168,7 +177,14 @@ def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
 
 async def spawn(connection: socket.socket) -> Child:
     """Start a replica in a fresh interpreter: slower and sharing no memory, but free of any state of a parent."""
-    return await asyncio.to_thread(_spawn, connection.fileno())
+    return await _in_thread(_spawn, connection, undo=_discard)
+
+
+def _discard(child: Child) -> None:
+    assert child.process is not None
+    child.process.kill()
+    child.process.wait()  # a process killed this early is gone at once
+    child.close()
 
 
 def _spawn(fd: int) -> Child:
