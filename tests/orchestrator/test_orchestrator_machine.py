@@ -20,6 +20,7 @@ from triptych.orchestrator.effects import Dispatch, Drop, Effect, Finish, Publis
 from triptych.orchestrator.events import UnitOutput, UnitPreview, UnitState
 from triptych.orchestrator.queue import ALONE, ANY
 from triptych.orchestrator.replica_state import Phase
+from triptych.orchestrator.retry import MAX_DEATHS
 
 REPLICAS = 3
 MAX_QUEUE = 6
@@ -45,7 +46,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         self.outputs: Counter[str] = Counter()
         self.previews: set[tuple[str, int, int]] = set()
         self.ended: dict[str, str | None] = {}
-        self.suspects: set[str] = set()  # requests that lost a replica while alone, or four of them
+        self.suspects: set[str] = set()  # requests that lost a replica while alone, or too many of them
         self.deaths: Counter[tuple[str, int]] = Counter()
 
     @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=REPLICAS))
@@ -186,7 +187,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
             if where == replica_id:
                 unit = (address.request_id, address.unit)
                 self.deaths[unit] += 1
-                if alone or self.deaths[unit] >= 4:
+                if alone or self.deaths[unit] >= MAX_DEATHS:
                     self.suspects.add(address.request_id)
                 self.free_slot(address)
 

@@ -11,7 +11,6 @@ from triptych.orchestrator.retry import MAX_DEATHS, Verdict, after_death
         (False, False, 1, Verdict.REQUEUE),
         (False, False, 2, Verdict.REQUEUE_ALONE),
         (False, True, 2, Verdict.REQUEUE_ALONE),
-        (False, True, 3, Verdict.REQUEUE_ALONE),
         (False, True, MAX_DEATHS, Verdict.POISON),
         (True, False, 1, Verdict.REQUEUE_ALONE),
         (True, False, 2, Verdict.REQUEUE_ALONE),

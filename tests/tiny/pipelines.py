@@ -89,8 +89,6 @@ def _unet(**options: Any) -> Any:
         block_out_channels=(32, 64),
         layers_per_block=1,
         sample_size=16,
-        in_channels=4,
-        out_channels=4,
         norm_num_groups=8,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
@@ -133,10 +131,8 @@ def qwen() -> Any:
             use_dynamic_shifting=True,
             base_shift=0.5,
             max_shift=0.9,
-            base_image_seq_len=256,
             max_image_seq_len=8192,
             shift_terminal=0.02,
-            time_shift_type="exponential",
         ),
         vae=diffusers.AutoencoderKLQwenImage(
             base_dim=16,
@@ -239,16 +235,13 @@ def sd3() -> Any:
 def flux() -> Any:
     tokenizer, t5 = _clip_tokenizer(), _t5_tokenizer()
     return diffusers.FluxPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=4096
-        ),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
         vae=_kl_vae(quant=False),
         text_encoder=_clip_encoder(transformers.CLIPTextModel, tokenizer),
         tokenizer=tokenizer,
         text_encoder_2=_t5_encoder(t5),
         tokenizer_2=t5,
         transformer=diffusers.FluxTransformer2DModel(
-            patch_size=1,
             in_channels=16,
             num_layers=1,
             num_single_layers=1,
@@ -285,8 +278,6 @@ def zimage() -> Any:
         n_refiner_layers=1,
         n_heads=2,
         n_kv_heads=2,
-        norm_eps=1e-5,
-        qk_norm=True,
         cap_feat_dim=16,
         rope_theta=256.0,
         t_scale=1000.0,
@@ -321,12 +312,6 @@ def pixart() -> Any:
             in_channels=4,
             cross_attention_dim=24,
             out_channels=8,
-            attention_bias=True,
-            activation_fn="gelu-approximate",
-            num_embeds_ada_norm=1000,
-            norm_type="ada_norm_single",
-            norm_elementwise_affine=False,
-            norm_eps=1e-6,
             use_additional_conditions=False,
         ).eval(),
         scheduler=diffusers.DPMSolverMultistepScheduler(),
@@ -351,11 +336,8 @@ def wan() -> Any:
             in_channels=16,
             out_channels=16,
             text_dim=32,
-            freq_dim=256,
             ffn_dim=32,
             num_layers=2,
-            cross_attn_norm=True,
-            qk_norm="rms_norm_across_heads",
             rope_max_seq_len=64,
         ).eval(),
     )
@@ -365,8 +347,6 @@ def ltx() -> Any:
     t5 = _t5_tokenizer()
     five, four = (1,) * 5, (False,) * 4
     vae = diffusers.AutoencoderKLLTXVideo(
-        in_channels=3,
-        out_channels=3,
         latent_channels=8,
         block_out_channels=(8, 8, 8, 8),
         decoder_block_out_channels=(8, 8, 8, 8),
@@ -410,8 +390,8 @@ FAMILIES: Mapping[str, Callable[[], Any]] = {
 def build(family: str, folder: Path) -> Path:
     """Save a pipeline of `family` in `folder / family`; the same weights each time."""
     path = folder / family
-    for library in (diffusers.utils.logging, transformers.utils.logging):
-        library.disable_progress_bar()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         FAMILIES[family]().save_pretrained(path)

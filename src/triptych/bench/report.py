@@ -81,7 +81,8 @@ def summary_table(report: dict[str, Any]) -> Group:
     sent = report["completed_requests"] + report["failed_requests"]
     table.add_row("Server", f"{config['base_url']}  {report['backend']}")
     table.add_row("Model", str(report["model"]))
-    table.add_row("Load", f"{report['dataset']} {report['task']}, rate {config['request_rate']}/s")
+    rate = "all at once" if config["request_rate"] == "inf" else f"{config['request_rate']:g} requests/s"
+    table.add_row("Load", f"{report['dataset']} {report['task']}, {rate}")
     table.add_row("Concurrency limit", "none" if limit is None else str(limit), end_section=True)
     table.add_row("Duration (s)", _number(report["duration"], 2))
     table.add_row("Completed requests", f"{report['completed_requests']} of {sent}")
@@ -97,8 +98,8 @@ def summary_table(report: dict[str, Any]) -> Group:
             shown = " / ".join(_number(report[f"{name}_{key}"], 3) for key in ("mean", "p50", "p95", "p99", "max"))
             table.add_row(f"{name.capitalize()} mean/p50/p95/p99/max (s)", shown)
     if "slo_scale" in report:
-        rate = report["slo_attainment_rate"]
-        shown = "no target known" if rate is None else f"{rate:.1%} ({report['slo_met_success']})"
+        attained = report["slo_attainment_rate"]
+        shown = "no target known" if attained is None else f"{attained:.1%} ({report['slo_met_success']})"
         table.add_row(f"SLO attained (scale {report['slo_scale']:g})", shown)
     if report["peak_memory_mb_max"] is not None:
         table.add_row("Peak memory (MB)", _number(report["peak_memory_mb_max"], 0))

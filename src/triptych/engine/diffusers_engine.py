@@ -194,7 +194,7 @@ class DiffusersEngine:
             unit = submitted.unit
             try:
                 self._settle(self._start(unit, submitted.frames))
-            except TriptychError as error:
+            except Exception as error:  # noqa: BLE001 - what cannot be started fails alone
                 self._emit(failure_of(error, unit.address, self._pipe), ())
 
     def _start(self, unit: Generate, frames: Sequence[Frame]) -> Task | None:

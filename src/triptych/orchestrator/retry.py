@@ -1,7 +1,7 @@
 """What becomes of a unit whose replica died: a pure table, no state.
 
 A unit that had not begun moves freely; one that had is replayed alone, so that a second death convicts it and
-nobody beside it. The table is bounded: whatever a unit does, it ends after at most four deaths.
+nobody beside it. The table is bounded: whatever a unit does, it ends after at most three deaths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 __all__ = ["MAX_DEATHS", "Verdict", "after_death"]
 
-MAX_DEATHS = 4
+MAX_DEATHS = 3
 """Deaths after which a unit is poison even if no start was ever seen."""
 
 
@@ -33,8 +33,8 @@ def after_death(*, started: bool, deaths: int, alone: bool) -> Verdict:
     | yes     | yes   | any    | poison        |
     | yes     | no    | any    | requeue alone |
     | no      | any   | 1      | requeue       |
-    | no      | any   | 2, 3   | requeue alone |
-    | no      | any   | 4      | poison        |
+    | no      | any   | 2      | requeue alone |
+    | no      | any   | 3      | poison        |
 
     The lower rows exist because a crash can swallow the sign of life: a unit that kills its replica before it is
     heard of would otherwise go round for ever.
