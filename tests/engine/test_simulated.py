@@ -209,6 +209,8 @@ def test_aborting_an_unknown_or_finished_unit_says_nothing(start: Start) -> None
 def test_a_scripted_failure_concerns_its_unit_only(start: Start, fault: str, code: str) -> None:
     harness = start(seconds_per_request=0)
     harness.generate(prompt=f"please [[{fault}]] now")
+    started, _ = harness.hear()
+    assert isinstance(started, Progress)
     message, _ = harness.hear()
     assert isinstance(message, Failure)
     assert message.code == code

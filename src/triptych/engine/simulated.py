@@ -200,10 +200,10 @@ class SimulatedEngine:
         while True:
             with self._changed:
                 now = time.monotonic()
-                self._fill_slots(now)
+                progress = self._fill_slots(now)
                 finished = sorted((w for w in self._running.values() if w.due_at <= now), key=lambda w: w.due_at)
                 moving = [work for work in self._running.values() if work.progress_at <= now < work.due_at]
-                if not finished and not moving:
+                if not finished and not moving and not progress:
                     if self._stopping and not self._running:
                         return
                     self._changed.wait(self._pause_s(now))
@@ -211,7 +211,7 @@ class SimulatedEngine:
                 # Whoever takes a unit out of `_running` answers it: this thread, or an abort.
                 for work in finished:
                     del self._running[work.message.address]
-                progress = [work.advance(now) for work in moving]
+                progress += [work.advance(now) for work in moving]
             for message in progress:
                 self._emit(message, ())
             for work in finished:
@@ -225,11 +225,15 @@ class SimulatedEngine:
             service_s = 0.0 if fault else float(found[2])
         return _Unit(message=unit, steps=steps, service_s=service_s, fault=fault)
 
-    def _fill_slots(self, now: float) -> None:
+    def _fill_slots(self, now: float) -> list[Progress]:
+        """Start who waits; the sign of a start comes before whatever the unit does to this process."""
+        started = []
         while self._waiting and len(self._running) < self._slots:
             work = self._waiting.popleft()
             work.start(now)
             self._running[work.message.address] = work
+            started.append(Progress(address=work.message.address, step=0, steps=work.steps))
+        return started
 
     def _pause_s(self, now: float) -> float | None:
         times = [min(work.progress_at, work.due_at) for work in self._running.values()]

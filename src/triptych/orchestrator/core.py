@@ -175,7 +175,7 @@ class Core:
 
     def message(self, replica_id: int, message: FromReplica, frames: Sequence[Frame], now: float) -> None:
         """One message about a unit; late and foreign ones are dropped and counted."""
-        if not isinstance(message, Progress | Preview | Output | Failure | Aborted):
+        if not isinstance(message, (Progress, Output, Preview, Failure, Aborted)):
             return self._drop("unexpected_message")
         replica = self._incarnation(replica_id, message.address.incarnation)
         if replica is None:
@@ -307,7 +307,7 @@ class Core:
                 self._end(request, make_error(), now)
 
     def _finish(self, request: Request, trigger: Trigger, error: TriptychError | None, now: float) -> None:
-        request.finish(trigger, error=error, now=now)
+        request.finish(trigger, now=now)
         del self.live[request.id]
         self.history.add(request, now)
         self.effects.append(Finish(request.id, error))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from triptych.replicas.state import ReplicaState
 from triptych.wire import Frame
 
@@ -48,8 +50,7 @@ class RequestStatus(StrEnum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True, slots=True)
-class UnitMetrics:
+class UnitMetrics(msgspec.Struct, frozen=True):
     """The `metrics` object of one output; times in seconds, memory in MB.
 
     `queue_s` is the time spent waiting for a slot, over all tries; `attempts` is 1 unless a replica died under it.
@@ -64,8 +65,7 @@ class UnitMetrics:
     attempts: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnitProgress:
+class UnitProgress(msgspec.Struct, frozen=True):
     """Step `step` of `steps` of unit `unit` is done."""
 
     unit: int
@@ -73,8 +73,7 @@ class UnitProgress:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnitPreview:
+class UnitPreview(msgspec.Struct, frozen=True):
     """Encoded partial picture `index` of unit `unit`."""
 
     unit: int
@@ -83,8 +82,7 @@ class UnitPreview:
     data: Frame
 
 
-@dataclass(frozen=True, slots=True)
-class UnitOutput:
+class UnitOutput(msgspec.Struct, frozen=True):
     """Encoded result of unit `unit`; sizes in pixels."""
 
     unit: int

@@ -44,3 +44,4 @@ class History:
             if len(self._requests) <= MAX_FINISHED and oldest.finished_at_s > now - KEEP_S:
                 return
             del self._requests[oldest.id]
+            oldest.units = []  # they point back; without the cycle both are freed at once

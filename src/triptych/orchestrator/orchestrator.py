@@ -109,6 +109,7 @@ class Orchestrator(SupervisorListener):
         self._core.submit(request, self._clock())
         stream = self._streams[request.id] = EventStream(request.id, self.abort)
         self._apply()
+        self._set_timer()
         return stream
 
     def abort(
@@ -122,6 +123,7 @@ class Orchestrator(SupervisorListener):
         """Change priority, or the deadline to `timeout_s` seconds from now. Raises like `abort`."""
         self._core.update(request_id, priority=priority, timeout_s=timeout_s, now=self._clock())
         self._apply()
+        self._set_timer()
 
     def live_requests(self, *, owner: str | None = None) -> list[RequestView]:
         """Requests that have not ended, oldest first; only the owner's when one is given."""
@@ -202,23 +204,23 @@ class Orchestrator(SupervisorListener):
 
     def replica_ready(self, replica_id: int, incarnation: int, slots: int, model: ModelInfo) -> None:
         """The replica takes work."""
-        logger.info("replica %d ready: incarnation %d, slots %d", replica_id, incarnation, slots)
         if self._model is None:
             self._model = model
         self._core.replica_ready(replica_id, incarnation, slots, self._clock())
         self._apply()
+        self._set_timer()
 
     def replica_draining(self, replica_id: int, incarnation: int) -> None:
         """The replica finishes what it has and takes no more."""
-        logger.info("replica %d draining: incarnation %d", replica_id, incarnation)
         self._core.replica_draining(replica_id, incarnation, self._clock())
         self._apply()
+        self._set_timer()
 
     def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:
         """The replica is gone; its units are replayed or convicted."""
-        logger.warning("replica %d lost: incarnation %d, %s", replica_id, incarnation, reason)
         self._core.replica_lost(replica_id, incarnation, self._clock())
         self._apply()
+        self._set_timer()
 
     def replica_message(self, replica_id: int, message: FromReplica, frames: Sequence[Frame]) -> None:
         """One message about a unit."""
@@ -243,8 +245,6 @@ class Orchestrator(SupervisorListener):
                 self._carry_out(effects.popleft())
         finally:
             self._applying = False
-        if self._loop is not None:
-            self._set_timer()
         if not self._idle.is_set() and not self._in_flight():
             self._idle.set()
 
@@ -255,17 +255,18 @@ class Orchestrator(SupervisorListener):
             self._streams[effect.request_id].push(effect.event)
         elif isinstance(effect, Finish):
             self._streams.pop(effect.request_id).end(effect.error)
-            logger.debug("request %s ended: %s", effect.request_id, effect.error or "completed")
+            logger.debug(
+                "request ended", extra={"request": effect.request_id, "error": effect.error and effect.error.code}
+            )
         elif isinstance(effect, SendAbort):
             self._control().send(effect.replica_id, Abort(effect.address))
         elif isinstance(effect, SendUpdate):
             self._control().send(effect.replica_id, Update(effect.address, effect.priority))
         elif isinstance(effect, Requeued):
-            how = "alone" if effect.alone else "as before"
-            text = "request %s unit %d requeued for attempt %d, %s"
-            logger.warning(text, effect.request_id, effect.unit, effect.attempt, how)
+            where = {"request": effect.request_id, "unit": effect.unit}
+            logger.warning("unit requeued", extra={**where, "attempt": effect.attempt, "alone": effect.alone})
         elif isinstance(effect, Drop):
-            logger.debug("message dropped: %s", effect.reason)
+            logger.debug("message dropped", extra={"reason": effect.reason})
         else:
             assert_never(effect)
 
@@ -277,7 +278,10 @@ class Orchestrator(SupervisorListener):
     # ---- timer
 
     def _set_timer(self) -> None:
-        """Arm the timer if something is due before it fires; one that fires too early just arms the next."""
+        """Arm the timer if something is due before it fires; one that fires too early just arms the next.
+
+        Called after what can bring a new moment: requests, and replicas that come and go; not after unit messages.
+        """
         due_at_s = self._core.next_deadline()
         if due_at_s is None or due_at_s >= self._timer_at_s or self._loop is None:
             return
@@ -290,6 +294,7 @@ class Orchestrator(SupervisorListener):
         self._timer, self._timer_at_s = None, float("inf")
         self._core.expire(self._clock())
         self._apply()
+        self._set_timer()
 
     # ---- views
 

@@ -10,7 +10,6 @@ from enum import StrEnum
 
 import msgspec
 
-from triptych.errors import TriptychError
 from triptych.messages import Address, GenerationRequest, SamplingParams
 from triptych.orchestrator.events import RequestStatus, UnitState
 from triptych.orchestrator.queue import ANY
@@ -138,7 +137,6 @@ class Request:
     __slots__ = (
         "created_at_s",
         "deadline_s",
-        "error",
         "finished_at_s",
         "id",
         "priority",
@@ -160,7 +158,6 @@ class Request:
         self.created_at_s = now
         self.deadline_s = now + spec.timeout_s
         self.finished_at_s: float | None = None
-        self.error: TriptychError | None = None
         self.unfinished = spec.n
         self.units = [Unit(self, index, first_arrival + index, now) for index in range(spec.n)]
 
@@ -177,10 +174,9 @@ class Request:
             raise IllegalTransition(f"request {self.id}: {trigger} while {self.status}") from None
         self.trigger = trigger
 
-    def finish(self, trigger: Trigger, *, error: TriptychError | None, now: float) -> None:
+    def finish(self, trigger: Trigger, *, now: float) -> None:
         """To its one end; lets go of prompt and input pictures."""
         self.fire(trigger)
-        self.error = error
         self.finished_at_s = now
         seed = self.spec.params.seed
         self.spec = msgspec.structs.replace(

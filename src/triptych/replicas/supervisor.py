@@ -217,7 +217,7 @@ class Supervisor:
             reason,
             extra={"replica": replica.spec.replica_id, "incarnation": current.number},
         )
-        if current.ready_at is not None and not self._stopping:
+        if current.ready_at is not None:
             self._listener.replica_lost(replica.spec.replica_id, current.number, reason)
 
     def _live(self) -> Iterator[_Incarnation]:
