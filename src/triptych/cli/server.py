@@ -11,7 +11,8 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import uvicorn
 import uvloop
@@ -136,21 +137,21 @@ class _Server:
                 await self._drain()
                 # The port answers until here; then the last answers leave.
                 self._http.should_exit = True
+                self._http.force_exit = self._stop_now.is_set()
                 await http
                 deadlines.cancel()
         finally:
             # Replicas go last: nobody can ask for them any more.
-            await self._supervisor.stop(timeout_s=_REPLICA_STOP_S)
+            await self._supervisor.stop(timeout_s=0 if self._stop_now.is_set() else _REPLICA_STOP_S)
         return self._exit_code
 
     async def _start_replicas(self) -> None:
         settings, replicas = self._plan.settings, len(self._plan.replicas)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        _log.info(
-            "serving %s at http://%s:%d; %d replicas are starting", self._plan.model, host, settings.port, replicas
-        )
+        port = self._listener.getsockname()[1]
+        _log.info("serving %s at http://%s:%d; %d replicas are starting", self._plan.model, host, port, replicas)
         try:
-            await asyncio.to_thread(fetch_model, self._plan.model_source, self._plan.settings.revision)
+            await _in_daemon_thread(lambda: fetch_model(self._plan.model_source, settings.revision))
         except ConfigError as error:
             self._fail(str(error))
             return
@@ -171,3 +172,29 @@ class _Server:
         self._orchestrator.abort_all(ErrorCode.DRAINING)
         for task in (drained, now):
             task.cancel()
+
+
+async def _in_daemon_thread(work: Callable[[], object]) -> None:
+    """Run blocking work that may take minutes on a thread that does not keep the process alive when it is called off."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as raised:  # noqa: BLE001 - raised again where it is awaited
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="fetch model", daemon=True).start()
+    await done

@@ -19,5 +19,8 @@ import setproctitle  # noqa: E402
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # torch.cuda.is_available() would otherwise initialise CUDA and so spoil it for every child.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+# Idle compute threads sleep: replicas share cores with each other, the server and whatever else runs there, and with
+# threads that spin a picture took ten times as long on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 setproctitle.setproctitle("triptych: forkserver")
