@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
