@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SERVE_ARGS ?=
 TEST_ARGS ?=
+TRAIN_ARGS ?=
 
-.PHONY: help setup serve test lint format clean
+.PHONY: help setup serve test front lint format train clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +27,12 @@ serve: setup  ## Serve the embedded model on two replicas at port 8000
 test: setup  ## Run the test suite
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
+front: setup  ## Measure what the front costs and how close to ideal many replicas come; takes minutes
+	$(BIN)/python benchmarks/front/front_cost.py --at-most 256x256=1.0 --at-most 1024x1024=0.5
+	$(BIN)/python benchmarks/front/scaling.py counts --at-least 0.97
+	$(BIN)/python benchmarks/front/scaling.py wide --at-least 0.95
+	$(BIN)/python benchmarks/front/scaling.py rotation
+
 lint: setup  ## Check style, types and the direction of dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,6 +42,9 @@ lint: setup  ## Check style, types and the direction of dependencies
 format: setup  ## Format the sources
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+train: setup  ## Make the embedded picture model from nothing in build/shapes; a run that was stopped goes on
+	$(BIN)/python -m training.shapes.train run $(TRAIN_ARGS)
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Recipes that make the embedded models; not part of the installed package."""
