@@ -29,9 +29,11 @@ class ErrorCode(StrEnum):
     REQUEST_NOT_FOUND = "request_not_found"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    READ_TIMEOUT = "read_timeout"
     CONFLICT = "conflict"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    HEADERS_TOO_LARGE = "headers_too_large"
     QUEUE_FULL = "queue_full"
     REQUEST_ABORTED = "request_aborted"
     ENGINE_ERROR = "engine_error"
@@ -70,9 +72,11 @@ CODES: dict[ErrorCode, CodeSpec] = {
     ErrorCode.REQUEST_NOT_FOUND: _ABSENT,
     ErrorCode.NOT_FOUND: _ABSENT,
     ErrorCode.METHOD_NOT_ALLOWED: CodeSpec(405, "invalid_request_error"),
+    ErrorCode.READ_TIMEOUT: CodeSpec(408, "invalid_request_error"),
     ErrorCode.CONFLICT: CodeSpec(409, "invalid_request_error", should_retry=False),
     ErrorCode.PAYLOAD_TOO_LARGE: CodeSpec(413, "invalid_request_error"),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: CodeSpec(415, "invalid_request_error"),
+    ErrorCode.HEADERS_TOO_LARGE: CodeSpec(431, "invalid_request_error"),
     ErrorCode.QUEUE_FULL: CodeSpec(429, "rate_limit_error"),
     ErrorCode.REQUEST_ABORTED: CodeSpec(499, "request_aborted", should_retry=False),
     ErrorCode.ENGINE_ERROR: CodeSpec(500, "server_error", should_retry=False),

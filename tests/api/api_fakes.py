@@ -53,6 +53,7 @@ class FakeStream:
     def __init__(self, orchestrator: FakeOrchestrator, request: GenerationRequest) -> None:
         self._orchestrator = orchestrator
         self._request = request
+        self.request_id = request.id
         self._aborted = asyncio.Event()
         self.closed = False
 
@@ -66,6 +67,8 @@ class FakeStream:
                     wait.cancel()
         if self._aborted.is_set():
             raise TriptychError(ErrorCode.REQUEST_ABORTED, "the request was aborted")
+        if self._orchestrator.end_error is not None:
+            raise self._orchestrator.end_error
         return self._orchestrator.make_outputs(self._request)
 
     def close(self) -> None:
@@ -81,6 +84,7 @@ class FakeOrchestrator:
         self.streams: list[FakeStream] = []
         self.arrived = asyncio.Event()
         self.submit_error: Exception | None = None
+        self.end_error: Exception | None = None
         self.ready = Readiness(ready=True)
         self.views: dict[str, RequestView] = {}
         self.payload = PNG

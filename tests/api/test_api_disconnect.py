@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from api_fakes import FakeOrchestrator, make_app
+from api_fakes import NAMES, FakeOrchestrator, make_app
+from starlette.requests import Request
+
+from triptych.api.context import ApiContext
+from triptych.api.fields import IMAGE_FIELDS
+from triptych.api.generation import closing_on_disconnect, submit
+from triptych.api.middleware import give_request_ids
+from triptych.config.parameters import Limits, SamplingDefaults
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +69,31 @@ async def test_a_cancelled_handler_aborts_its_request(orchestrator: FakeOrchestr
     with pytest.raises(asyncio.CancelledError):
         await running
     assert orchestrator.streams[0].closed
+
+
+async def test_submit_and_the_watch_on_the_connection_work_apart(
+    orchestrator: FakeOrchestrator,
+) -> None:
+    app_context = ApiContext(
+        orchestrator=cast(Any, orchestrator),
+        served_model_names=NAMES,
+        defaults=SamplingDefaults(),
+        limits=Limits(max_pixels=1 << 20, max_num_frames=1, max_num_inference_steps=50, request_timeout_s=60),
+        max_body_size=1024,
+        chat_image_format="parts",
+        started_at=0,
+    )
+    http = Request(dict(SCOPE))
+    give_request_ids(http.scope)
+    stream = submit(app_context, http, IMAGE_FIELDS.sort({"prompt": "x"}), owner="key-1")
+    assert orchestrator.submitted[0].owner == "key-1"
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    with closing_on_disconnect(messages.get, stream):
+        assert not orchestrator.streams[0].closed
+        messages.put_nowait({"type": "http.disconnect"})
+        async with asyncio.timeout(10):
+            while not orchestrator.streams[0].closed:  # noqa: ASYNC110 - the fake has no event for it
+                await asyncio.sleep(0)
 
 
 async def test_no_watcher_outlives_its_request(orchestrator: FakeOrchestrator) -> None:

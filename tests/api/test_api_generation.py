@@ -124,6 +124,17 @@ async def test_messages_without_a_prompt_are_refused(client: httpx.AsyncClient, 
     await refused(client, CHAT, {"messages": messages}, "invalid_value", "messages")
 
 
+async def test_null_is_called_null_and_a_second_extra_body_is_not_its_own_nearest_name(
+    client: httpx.AsyncClient,
+) -> None:
+    for messages in ([{"role": "user", "content": None}], [None]):
+        message = await refused(client, CHAT, {"messages": messages}, "invalid_value", "messages")
+        assert message.endswith("got null")
+    body = {"prompt": "x", "extra_body": {"extra_body": {}}}
+    message = await refused(client, IMAGES, body, "unknown_parameter", "extra_body")
+    assert message == "extra_body may not hold another extra_body"
+
+
 async def test_missing_messages_and_missing_prompt_are_missing(client: httpx.AsyncClient) -> None:
     await refused(client, CHAT, {}, "missing_parameter", "messages")
     await refused(client, IMAGES, {"prompt": None}, "missing_parameter", "prompt")

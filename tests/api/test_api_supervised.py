@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from api_fakes import make_app
 
+from triptych.api.protocol import HttpProtocol
 from triptych.messages import ReplicaSpec
 from triptych.orchestrator.orchestrator import Orchestrator
 from triptych.replicas.process import ProcessExecutor
@@ -44,7 +45,7 @@ async def serving(*, replicas: int) -> AsyncIterator[httpx.AsyncClient]:
     supervisor = Supervisor(specs, ProcessExecutor("simulated"), listener=orchestrator, max_parallel_loads=4)
     orchestrator.attach(supervisor)
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(make_app(orchestrator), log_level="warning", lifespan="off", ws="none")
+    config = uvicorn.Config(make_app(orchestrator), http=HttpProtocol, log_level="warning", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     http = asyncio.create_task(server.serve(sockets=[listener]))
     deadlines = asyncio.create_task(orchestrator.run())
@@ -87,6 +88,11 @@ async def test_requests_run_spread_fail_and_end_behind_one_port() -> None:
 
         failed = await client.post(IMAGES, json={"prompt": "[[oom]]", "size": "32x32"})
         assert (failed.status_code, failed.json()["error"]["code"]) == (500, "out_of_memory")
+
+        wide = {"prompt": "x", "size": "65536x64", "output_format": "webp"}
+        refused = (await client.post(IMAGES, json=wide)).json()["error"]
+        assert refused["code"] == "invalid_value"
+        assert [replica["restarts"] for replica in (await client.get("/v1/replicas")).json()["data"]] == [0, 0]
 
         slow = {"prompt": "[[slow:60]]", "size": "32x32"}
         waiting = asyncio.create_task(client.post(IMAGES, json=slow, headers={"x-request-id": "mine"}))

@@ -37,6 +37,7 @@ class FakeServer:
     most_open: int = 0
     base_url: str = ""
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    jobs_end: bool = True
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20)
@@ -113,7 +114,7 @@ class FakeServer:
 
     async def _video(self, request: web.Request) -> web.Response:
         job = self.jobs[request.match_info["id"]]
-        if job["status"] == "queued":
+        if job["status"] == "queued" and self.jobs_end:
             job["status"] = "completed"
         return web.json_response(job)
 

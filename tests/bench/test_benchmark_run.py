@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
 from triptych import __version__
+from triptych.bench.backends import VideosBackend
+from triptych.bench.workload import BenchRequest
 from triptych.cli.bench import bench_app
 
 REFERENCE_KEYS = [
@@ -219,6 +223,19 @@ def test_videos_are_made_through_the_job_api(run: Run, fake_server: Any) -> None
     assert fake_server.bodies[-1]["num_frames"] == "9"
     assert report["frames_per_second"] == pytest.approx(18 / report["duration"])
     assert report["images_per_second"] is None
+
+
+@pytest.mark.anyio
+async def test_a_video_job_that_never_ends_is_given_up_after_the_request_timeout(fake_server: Any) -> None:
+    fake_server.jobs_end = False
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
+        backend = VideosBackend(session, fake_server.base_url, "m")
+        sending = asyncio.create_task(backend.send(BenchRequest(prompt="x")))
+        done, _ = await asyncio.wait({sending}, timeout=20)
+        sending.cancel()
+    assert done == {sending}
+    assert isinstance(sending.exception(), TimeoutError)
+    assert fake_server.jobs["video_0"]["status"] == "queued"
 
 
 def test_a_server_of_another_maker_without_our_routes_is_measured_too(run: Run, fake_server: Any) -> None:

@@ -11,20 +11,27 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from triptych.bench.errors import ServerStartError
+from triptych.bench.options import SweepOptions, parse_replica_counts
 from triptych.bench.plot import plot_sweep
-from triptych.bench.server import ServerStartError, running_server
-from triptych.bench.sweep import SweepPlan, parse_replica_counts, plan_sweep, sweep_report, sweep_table
+from triptych.bench.server import running_server
+from triptych.bench.sweep import sweep_report, sweep_table
+from triptych.bench.sweep_plan import SweepPlan, plan_sweep
 from triptych.errors import ConfigError
 
 STAGES = """\
 stages:
   - stage_id: 0
     stage_type: diffusion
-    runtime: {devices: "4,5,6,7,0,1,2,3", num_replicas: 4}
+    runtime: {devices: "4,5,6,7", num_replicas: 4}
     engine_args:
       engine: simulated
-      parallel_config: {world_size: 2}
 """
+NO_VARIABLES: dict[str, str] = {}
+
+
+def planned(environ: dict[str, str] = NO_VARIABLES, **options: Any) -> SweepPlan:
+    return plan_sweep(SweepOptions(**options), {"CUDA_VISIBLE_DEVICES": "", **environ})
 
 
 def report(count: int, qps: float, *, failed: int = 0) -> dict[str, Any]:
@@ -46,9 +53,8 @@ def report(count: int, qps: float, *, failed: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> SweepPlan:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    return plan_sweep(model=None, stage_file=None, counts=(1, 2, 4), num_prompts=None, max_concurrency=None)
+def plan() -> SweepPlan:
+    return planned(replicas="1,2,4")
 
 
 def test_counts_are_sorted() -> None:
@@ -59,33 +65,52 @@ def test_the_load_and_the_threads_are_the_same_for_every_count(plan: SweepPlan) 
     assert plan.num_prompts == 32
     assert plan.max_concurrency == 8
     assert plan.cpu_threads == max(1, len(os.sched_getaffinity(0)) // 4)
-    assert plan.serve_arguments[1] == ("--num-replicas", "2")
+    assert plan.serve_arguments[1] == ("--num-replicas", "2", "--devices", "0,1")
     assert any("32 requests, at most 8 at a time" in note for note in plan.notes)
     assert any("OMP_NUM_THREADS" in note for note in plan.notes)
 
 
 def test_the_number_of_requests_divides_by_every_count() -> None:
-    made = plan_sweep(model="m", stage_file=None, counts=(1, 2, 3, 4), num_prompts=None, max_concurrency=None)
-    assert made.num_prompts == 36
-    asked = plan_sweep(model="m", stage_file=None, counts=(1, 2, 3), num_prompts=10, max_concurrency=2)
+    assert planned(replicas="1,2,3,4").num_prompts == 36
+    asked = planned(replicas="1,2,3", num_prompts=10, max_concurrency=2)
     assert (asked.num_prompts, asked.max_concurrency) == (10, 2)
     assert any("do not divide evenly by 3" in note for note in asked.notes)
     assert any("cannot keep 3 replicas busy" in note for note in asked.notes)
 
 
-def test_a_device_list_is_cut_to_what_each_count_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+def test_a_device_list_is_cut_to_what_each_count_needs(tmp_path: Path) -> None:
     stage_file = tmp_path / "stages.yaml"
     stage_file.write_text(STAGES)
-    made = plan_sweep(model="m", stage_file=stage_file, counts=(1, 3), num_prompts=None, max_concurrency=None)
-    assert made.cpu_threads == 3
+    options = {"model": "m", "stage_configs_path": str(stage_file)}
+    made = planned(**options, replicas="1,3")
     base = ("m", "--stage-configs-path", str(stage_file))
     assert made.serve_arguments == (
-        (*base, "--num-replicas", "1", "--devices", "4,5"),
-        (*base, "--num-replicas", "3", "--devices", "4,5,6,7,0,1"),
+        (*base, "--num-replicas", "1", "--devices", "4"),
+        (*base, "--num-replicas", "3", "--devices", "4,5,6"),
     )
-    with pytest.raises(ConfigError, match="at most 4"):
-        plan_sweep(model="m", stage_file=stage_file, counts=(1, 5), num_prompts=None, max_concurrency=None)
+    with pytest.raises(ConfigError, match=r"5 replica.* but 4 are listed"):
+        planned(**options, replicas="1,5")
+
+
+def test_variables_of_serve_count_for_the_plan_as_they_do_for_its_servers(tmp_path: Path) -> None:
+    stage_file = tmp_path / "stages.yaml"
+    stage_file.write_text(STAGES)
+    variables = {"TRIPTYCH_STAGE_CONFIGS_PATH": str(stage_file), "TRIPTYCH_DEVICES": "7,8,9"}
+    assert planned(variables, replicas="2").serve_arguments == (("--num-replicas", "2", "--devices", "7,8"),)
+
+
+def test_threads_per_replica_are_those_that_serve_would_choose(tmp_path: Path) -> None:
+    stage_file = tmp_path / "stages.yaml"
+    stage_file.write_text(
+        STAGES.replace("simulated", "diffusers").replace("}", ", cpu_threads: 2}").replace("4,5,6,7", "0,1,2,3")
+    )
+    options = {"model": "org/model", "stage_configs_path": str(stage_file), "replicas": "1,2"}
+    assert planned(**options).cpu_threads == 2
+    outer = planned({"OMP_NUM_THREADS": "3,1"}, **options)
+    assert outer.cpu_threads == 3
+    assert any("gives way to OMP_NUM_THREADS=3" in note for note in outer.notes)
+    with pytest.raises(ConfigError, match=r"OMP_NUM_THREADS: not a number of threads; found 'abc'"):
+        planned({"OMP_NUM_THREADS": "abc"}, **options)
 
 
 def test_speed_up_and_efficiency_compare_with_the_smallest_count(plan: SweepPlan) -> None:

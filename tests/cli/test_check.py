@@ -12,6 +12,8 @@ from triptych.cli import check as check_module
 from triptych.cli.main import main
 from triptych.config.accelerators import Accelerator
 from triptych.config.devices import Machine
+from triptych.config.model_source import weight_bytes
+from triptych.models import embedded_path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -58,6 +60,7 @@ def test_the_eight_device_file_maps_pairs_in_list_order(
     assert [row[:2] for row in rows(text)] == [["0", "0,1"], ["1", "2,3"], ["2", "4,5"], ["3", "6,7"]]
     assert "weights: unknown (not on disk)" in text
     assert f"warning: {path}: stages[0].engine_args.parallel_config: not available in this version" in text
+    assert "; `serve` refuses this\n" in text
     assert run(monkeypatch, "serve", "--stage-configs-path", path) == 2
     assert "not available in this version" in capsys.readouterr().err
 
@@ -112,8 +115,17 @@ def test_memory_that_is_short_is_a_warning(monkeypatch: pytest.MonkeyPatch, caps
     path = str(EXAMPLES / "shapes.yaml")
     assert run(monkeypatch, "check", path) == 0
     text = capsys.readouterr().out
-    assert "MiB per replica" in text
+    assert "MiB per replica, the same pages for all; available memory" in text
     assert "warning" not in text
+    size = weight_bytes(str(embedded_path("triptych/shapes"))) or 0
+    # The type on disk is served: one copy in memory, whatever the number of replicas.
+    monkeypatch.setattr("triptych.config.devices.available_memory_bytes", lambda: int(size * 1.5))
+    assert run(monkeypatch, "check", path) == 0
+    assert "warning" not in capsys.readouterr().out
+    with monkeypatch.context() as patched:
+        patched.setattr(check_module, "weight_dtypes", lambda _: frozenset({"F16"}))
+        assert run(monkeypatch, "check", path) == 0
+        assert "warning: weights of 2 replica(s) may not fit into memory" in capsys.readouterr().out
     monkeypatch.setattr("triptych.config.devices.available_memory_bytes", lambda: 2**20)
     assert run(monkeypatch, "check", path) == 0
     assert "warning: weights of 2 replica(s) may not fit into memory" in capsys.readouterr().out

@@ -20,6 +20,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from triptych.cli.generate import generate
+from triptych.config.accelerators import Accelerator
+from triptych.config.devices import Machine
+from triptych.config.plan import ServePlan
+from triptych.engine.base import EngineStartError
+from triptych.engine.worker import pin_devices
+from triptych.messages import ReplicaSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -137,27 +143,29 @@ def test_one_failed_output_ends_the_others(tmp_path: Path) -> None:
     path.write_text(STAGE_FILE.format(seconds=60))
     result = run("[[oom]]", "--stage-configs-path", str(path), "-n", "4")
     assert result.exit_code == 1
-    assert said(result) == "error: simulated fault: oom"
+    assert said(result) == "Error: simulated fault: oom"
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ((" ",), "error: prompt must not be blank, got ' '"),
-        (("x", "--seed", "-1"), "error: seed must be greater than or equal to 0, got -1"),
-        (("x", "-n", "11"), "error: n must be less than or equal to 10, got 11"),
-        (("x", "--size", "big"), 'error: size must be "WxH" in pixels'),
-        (("x", "--strength", "0.5"), "error: strength is not supported by this model (PRXPixelPipeline)"),
-        (("x", "--size", "32x32"), "error: size must be one of 64x64, got 32x32"),
-        (("x", "--extra-args", '{"eta": 1}'), "error: extra_args.eta is not supported by this model"),
-        (("x", "--extra-args", "{"), "error: --extra-args: is not JSON: "),
-        (("x", "--guidance-scale", "0.5"), "error: guidance_scale has to be >= 1.0 but is 0.5"),
-        (("x", "-o", "a.gif"), "error: --output: unknown suffix; found 'a.gif'; wanted .png, .jpg, .jpeg, .webp, .mp4"),
-        (("x", "-o", "a.mp4"), "error: this model makes pictures (.png, .jpg, .webp), got --output a.mp4"),
-        (("x", "-o", "a.png", "--output-format", "webp"), "error: --output: format and suffix disagree"),
-        (("x", "-o", "none/a.png"), "error: --output: cannot write there; found 'none/a.png'"),
-        (("x", "--model", "./none"), "error: MODEL: no such directory; found './none'"),
-        (("x", "--stage-configs-path", "none.yaml"), "error: none.yaml: "),
+        ((" ",), "Error: prompt must not be blank, got ' '"),
+        (("x", "--seed", "-1"), "Error: seed must be greater than or equal to 0, got -1"),
+        (("x", "-n", "11"), "Error: n must be less than or equal to 10, got 11"),
+        (("x", "--size", "big"), 'Error: size must be "WxH" in pixels'),
+        (("x", "--strength", "0.5"), "Error: strength is not supported by this model (PRXPixelPipeline)"),
+        (("x", "--size", "32x32"), "Error: size must be one of 64x64, got 32x32"),
+        (("x", "--extra-args", '{"eta": 1}'), "Error: extra_args.eta is not supported by this model"),
+        (("x", "--extra-args", "{"), "Error: --extra-args: is not JSON: "),
+        (("x", "--guidance-scale", "0.5"), "Error: guidance_scale has to be >= 1.0 but is 0.5"),
+        (("x", "-o", "a.gif"), "Error: --output: unknown suffix; found 'a.gif'; wanted .png, .jpg, .jpeg, .webp, .mp4"),
+        (("x", "-o", "a.mp4"), "Error: this model makes pictures (.png, .jpg, .webp), got --output a.mp4"),
+        (("x", "-o", "a.png", "--output-format", "webp"), "Error: --output: format and suffix disagree"),
+        (("x", "-o", "none/a.png"), "Error: --output: cannot write there; found 'none/a.png'"),
+        (("x", "--extra-args", "[" * 100_000), "Error: --extra-args: is not JSON: "),
+        (("x", "--model", "./none"), "Error: --model: no such directory; found './none'"),
+        (("x", "--revision", "v1"), "Error: --revision: revision needs a Hugging Face model"),
+        (("x", "--stage-configs-path", "none.yaml"), "Error: none.yaml: "),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: tuple[str, ...], line: str) -> None:
@@ -166,12 +174,100 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: tuple[str, ...], line:
     assert result.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--seed", str(2**63 - 1), "-n", "2"), "Error: seed must be at most 9223372036854775806 for n 2"),
+        (("--num-inference-steps", "1001"), "Error: num_inference_steps must be at most 1000, got 1001"),
+        (("--size", "4096x4096"), "Error: size 4096x4096 has 16777216 pixels, the limit is 4194304"),
+        (("--width", "16384", "-o", "a.webp"), "Error: width must be at most 16383 pixels a side for webp, got 16384"),
+        (("--num-frames", "258"), "Error: num_frames must be at most 257 frames, got 258"),
+        (("--extra-args", '{"callback": 1}'), "Error: extra_args may not set 'callback': the name is reserved"),
+        (("--lora", "style"), "Error: lora is not available in this version"),
+        (("-n", "2", "--num-outputs-per-prompt", "3"), "Error: num_outputs_per_prompt is another name of n"),
+        (("--num-outputs-per-prompt", "11"), "Error: num_outputs_per_prompt must be less than or equal to 10, got 11"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_one_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], line: str
+) -> None:
+    monkeypatch.setattr("triptych.cli.generation.Generation.load", lambda *_: pytest.fail("a model is loaded"))
+    result = run("x", *arguments)
+    assert said(result).startswith(line)
+    assert result.exit_code == 2
+
+
+def specs_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[ReplicaSpec]:
+    """Replicas of the plan that `generate` runs the first of."""
+    plans: list[ServePlan] = []
+
+    def load(self: Any, *_: Any) -> None:
+        plans.append(self._plan)
+        raise EngineStartError("enough")
+
+    monkeypatch.setattr("triptych.cli.generation.Generation.load", load)
+    assert run("x", *arguments).exit_code == 1
+    return list(plans[0].replicas)
+
+
+def test_without_a_stage_file_all_of_the_machine_is_for_one_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    machine = Machine(accelerators=(), cores=(0, 1, 2, 3))
+    monkeypatch.setattr("triptych.config.plan.discover_machine", lambda _: machine)
+    (spec,) = specs_of(monkeypatch)
+    assert (spec.cpu_threads, spec.cpu_affinity) == (4, (0, 1, 2, 3))
+    machine = Machine(accelerators=(Accelerator("5", "H200"),), cores=(0, 1, 2, 3))
+    monkeypatch.setattr("triptych.config.plan.discover_machine", lambda _: machine)
+    (spec,) = specs_of(monkeypatch)
+    assert (spec.device_kind, spec.visible_devices) == ("cuda", ("5",))
+
+
+def test_the_other_name_of_n_works(stage_file: str) -> None:
+    result = run("x", "--stage-configs-path", stage_file, "--num-outputs-per-prompt", "2", "-o", "a.png")
+    assert result.exit_code == 0, result.output
+    assert [size_of(f"a-{i}.png") for i in range(2)] == [("PNG", (48, 32))] * 2
+
+
+def test_devices_are_pinned_as_in_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.cli.generation.import_engine", lambda _: pytest.fail("pinned too late"))
+    pinned: list[ReplicaSpec] = []
+
+    def pin(spec: ReplicaSpec) -> None:
+        pinned.append(spec)
+        raise EngineStartError("enough")
+
+    monkeypatch.setattr("triptych.cli.generation.pin_devices", pin)
+    assert run("x").exit_code == 1
+    assert [spec.replica_id for spec in pinned] == [0]
+
+
+def test_cards_are_counted_in_the_order_in_which_they_were_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(variable, "x")  # so that it is put back afterwards
+        monkeypatch.delenv(variable)
+    spec = ReplicaSpec(
+        replica_id=0,
+        stage_id=0,
+        engine="diffusers",
+        model="m",
+        device_kind="cuda",
+        devices=("1",),
+        visible_devices=("3",),
+        cpu_threads=1,
+    )
+    pin_devices(spec)
+    assert (os.environ["CUDA_DEVICE_ORDER"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("PCI_BUS_ID", "3")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    pin_devices(spec)
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
 def test_a_model_that_does_not_load_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "model_index.json").write_text("{}")
     result = run("x", "--model", str(broken))
-    assert said(result).startswith(f"error: model '{broken}'")
+    assert said(result).startswith(f"Error: model '{broken}'")
     assert result.exit_code == 1
 
 
@@ -187,7 +283,7 @@ def test_a_clip_is_written_as_mp4(tiny_pipelines: Path) -> None:
         assert container.streams.video[0].average_rate == 8
         assert len(list(container.decode(video=0))) == 5
     result = run("x", "--model", model, *small, "-o", "a.png")
-    assert (result.exit_code, said(result)) == (2, "error: this model makes clips (.mp4), got --output a.png")
+    assert (result.exit_code, said(result)) == (2, "Error: this model makes clips (.mp4), got --output a.png")
 
 
 def test_the_module_brings_neither_torch_nor_the_configuration_with_it() -> None:

@@ -65,7 +65,7 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("triptych.cli.check.build_plan", interrupted)
+    monkeypatch.setattr("triptych.config.plan.build_plan", interrupted)
     assert run(monkeypatch, "check", "stage.yaml") == 130
 
 
@@ -77,6 +77,17 @@ def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         (("check", "bad.yaml"), 2),
         (("serve", "--stage-configs-path", "bad.yaml"), 2),
         (("serve", "Qwen/Qwen-Image", "--ray-address", "auto"), 2),
+        (("check", "--help"), 0),
+        (("generate", "--help"), 0),
+        (("generate", "x", "--seed", "-1"), 2),
+        (("generate", "x", "--num-inference-steps", "5000"), 2),
+        (("generate", "x", "--extra-args", "{"), 2),
+        (("generate", "x", "-o", "a.gif"), 2),
+        (("generate", "x", "--model", "./none"), 2),
+        (("bench", "--help"), 0),
+        (("bench", "serve", "--port", "0"), 2),
+        (("bench", "serve", "--num-prompts", "0"), 2),
+        (("bench", "sweep", "--replicas", "0"), 2),
     ],
 )
 def test_help_and_configuration_errors_import_no_model_library_and_no_server(
@@ -96,6 +107,20 @@ def test_help_and_configuration_errors_import_no_model_library_and_no_server(
     *message, imported = done.stderr.splitlines()
     assert imported == ""
     assert (len(message) == 1 and message[0].startswith("Error: ")) if code else message == []
+
+
+def test_the_help_of_serve_does_not_read_what_a_plan_needs() -> None:
+    program = (
+        "import atexit, sys\n"
+        "names = ('triptych.config.plan', 'yaml')\n"
+        "atexit.register(lambda: print(*[name in sys.modules for name in names], file=sys.stderr))\n"
+        "from triptych.cli.main import main\n"
+        "main()\n"
+    )
+    for command in ("serve", "check", "generate"):
+        args = [sys.executable, "-c", program, command, "--help"]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "False False\n")
 
 
 def test_python_m_is_the_same_program() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import signal
+import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from triptych.cli.main import main
+from triptych.cli.serve import bind
 from triptych.config.devices import Machine
 from triptych.config.plan import ServePlan
-from triptych.config.settings import flag_specs
+from triptych.config.settings import ServeSettings, flag_specs, read_settings
 from triptych.errors import ConfigError
 
 
@@ -22,10 +26,9 @@ class FakeServer:
         self.plans: list[ServePlan] = []
         self.exit_code = 0
 
-    def run_server(self, plan: ServePlan) -> int:
+    def run_server(self, plan: ServePlan, listener: socket.socket) -> int:
         self.plans.append(plan)
-        if self.exit_code == 2:
-            raise ConfigError("cannot listen: in use", where="--host/--port", found="127.0.0.1:80")
+        assert listener.getsockname()[0] == "127.0.0.1"
         return self.exit_code
 
 
@@ -33,9 +36,10 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     fake = FakeServer()
     monkeypatch.setitem(sys.modules, "triptych.cli.server", fake)  # type: ignore[arg-type]
-    logging_module = SimpleNamespace(configure_logging=lambda level, log_format: None)
+    logging_module = SimpleNamespace(configure_logging=lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "triptych.telemetry.logging", logging_module)  # type: ignore[arg-type]
     monkeypatch.setattr("triptych.config.plan.discover_machine", lambda _: Machine(accelerators=(), cores=(0, 1)))
+    monkeypatch.setattr("triptych.cli.serve.bind", lambda _: bind(ServeSettings(port=0)))
     return fake
 
 
@@ -79,8 +83,49 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch, server:
 def test_the_exit_code_is_the_servers(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> None:
     server.exit_code = 1
     assert run(monkeypatch, "serve") == 1
-    server.exit_code = 2
-    assert run(monkeypatch, "serve") == 2
+
+
+def test_an_address_that_cannot_be_bound_is_told_before_the_server_is_imported(
+    monkeypatch: pytest.MonkeyPatch, server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("triptych.cli.serve.bind", bind)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(monkeypatch, "serve", "--port", str(port)) == 2
+        assert capsys.readouterr().err.startswith("Error: --host/--port: cannot listen: Address already in use")
+        with pytest.raises(ConfigError, match=rf"^--host/TRIPTYCH_PORT: .*found '127\.0\.0\.1:{port}'"):
+            bind(read_settings({}, {"TRIPTYCH_PORT": str(port)}))
+    with pytest.raises(ConfigError, match="cannot listen"):
+        bind(ServeSettings(host="no.such.host.invalid"))
+    assert server.plans == []
+
+
+def test_signal_handlers_are_as_before_afterwards(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert run(monkeypatch, "serve") == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_server_is_imported_is_an_orderly_stop(number: signal.Signals) -> None:
+    program = (
+        "import sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'triptych.cli.server':\n"
+        "            print('importing', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "from triptych.cli.main import main\n"
+        "main()\n"
+    )
+    args = [sys.executable, "-c", program, "serve", "--port", "0"]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=30) == ("", "")
+        assert process.returncode == 0
 
 
 def test_warnings_are_logged_before_the_server_runs(

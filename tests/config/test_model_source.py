@@ -11,7 +11,14 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from triptych.config.model_source import ModelSource, cached_path, fetch_model, resolve_model, weight_bytes
+from triptych.config.model_source import (
+    ModelSource,
+    cached_path,
+    fetch_model,
+    resolve_model,
+    weight_bytes,
+    weight_dtypes,
+)
 from triptych.errors import ConfigError
 
 INDEX = {
@@ -117,3 +124,25 @@ def test_the_embedded_picture_model_is_in_the_package() -> None:
     assert source.kind == "embedded"
     assert source.path is not None
     assert (weight_bytes(source.path) or 0) > 10_000_000
+
+
+def test_types_on_disk_are_those_of_the_floating_point_weights_that_are_loaded(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    write_files(tmp_path, "model_index.json", "text_encoder/model.bin")
+    assert weight_dtypes(str(tmp_path)) == frozenset()
+    folder = tmp_path / "transformer"
+    folder.mkdir()
+    tensors = {"weight": np.zeros(2, np.float32), "steps": np.zeros(2, np.int64)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({"weight": np.zeros(2, np.float16)}, folder / "model.fp16.safetensors")
+    assert weight_dtypes(str(tmp_path)) == {"F32"}
+    save_file({"weight": np.zeros(2, np.float16)}, folder / "more.safetensors")
+    assert weight_dtypes(str(tmp_path)) == {"F32", "F16"}
+
+
+def test_a_file_that_is_no_safetensors_has_no_type(tmp_path: Path) -> None:
+    write_files(tmp_path, "model_index.json", "transformer/model.safetensors", "text_encoder/model.safetensors")
+    (tmp_path / "transformer/model.safetensors").write_bytes(b"")
+    assert weight_dtypes(str(tmp_path)) == frozenset()

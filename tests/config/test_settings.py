@@ -69,6 +69,7 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
         ("request_timeout", "inf", "a finite number"),
         ("max_body_size", "64XB", "a size such as 64MiB"),
         ("max_body_size", "-1", "a size such as 64MiB"),
+        ("max_body_size", "2TiB", "at most 1099511627776"),
         ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
         ("executor", "thread", "'process' or 'ray'"),
     ],
@@ -93,6 +94,32 @@ def test_a_bad_element_of_a_list_and_a_bad_switch_are_told() -> None:
         read_settings({"lora_modules": ["a=1", "a=2"]}, {})
     with pytest.raises(ConfigError, match=r"^TRIPTYCH_DRY_RUN: .*wanted true or false"):
         read_settings({}, {"TRIPTYCH_DRY_RUN": "maybe"})
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [("max_body_size", "9" * 400), ("max_body_size", f"{'9' * 400}.5MiB"), ("port", "9" * 5000)],
+)
+def test_an_absurd_number_is_one_short_message(field: str, text: str) -> None:
+    variable = f"TRIPTYCH_{field.upper()}"
+    with pytest.raises(ConfigError, match=rf"^{variable}: .*99\.\.\.") as caught:
+        read_settings({}, {variable: text})
+    assert len(str(caught.value)) < 500
+
+
+def test_a_setting_is_named_by_where_it_came_from() -> None:
+    settings = read_settings({"port": "1", "host": None}, {"TRIPTYCH_HOST": "::1", "TRIPTYCH_PORT": "2"})
+    names = [settings.named(field) for field in ("port", "host", "api_keys", "model")]
+    assert names == ["--port", "TRIPTYCH_HOST", "--api-key", "MODEL"]
+    assert read_settings({"model": "x"}, {}, options={"model": "--model"}).named("model") == "--model"
+    assert settings.model_copy(update={"port": 3}).named("host") == "TRIPTYCH_HOST"
+
+
+def test_limits_are_those_that_were_set() -> None:
+    given = {"max_pixels": "1", "max_num_frames": "2", "max_num_inference_steps": "3", "request_timeout": "4"}
+    limits = read_settings(given, {}).limits()
+    assert (limits.max_pixels, limits.max_num_frames, limits.max_num_inference_steps) == (1, 2, 3)
+    assert limits.request_timeout_s == 4
 
 
 def test_keys_never_show() -> None:

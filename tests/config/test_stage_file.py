@@ -1,13 +1,16 @@
-"""Stage files, good and bad; bad ones through the same reader that `check` and `serve` use."""
+"""Stage files, good and bad, the way `check` and `serve` read them."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 
-from triptych.config.stage_file import load_stage_file, read_stage_file
+from triptych.config.devices import Machine
+from triptych.config.plan import ServePlan, build_plan
+from triptych.config.settings import ServeSettings
+from triptych.config.stage_file import read_stage_file
+from triptych.config.tree import StageConfig
 from triptych.errors import ConfigError
 
 STAGE = """\
@@ -23,6 +26,18 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
     path = tmp_path / "stage.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
+
+
+def plan(path: Path) -> ServePlan:
+    """As `triptych check` makes it, on a machine without accelerators."""
+    machine = Machine(accelerators=(), cores=(0, 1))
+    return build_plan(
+        ServeSettings(stage_configs_path=str(path)), environ={}, machine=machine, refuse_unavailable=False
+    )
+
+
+def stage_of(path: Path) -> StageConfig:
+    return plan(path).stage
 
 
 def runtime(text: str) -> str:
@@ -106,6 +121,7 @@ BAD_FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "no stages": ("{}\n", ("stages", "required key is missing")),
     "stages is a mapping": ("stages: {}\n", ("stages: not a list", "wanted a list with one stage")),
     "stages is empty": ("stages: []\n", ("stages: the list is empty", "wanted a list with one stage")),
+    "stages is null": ("stages:\n", ("stages: not a list", "found 'null'", "wanted a list with one stage")),
     "a stage that is text": ("stages: [x]\n", ("stages[0]", "found 'x'", "wanted a mapping")),
     "more stages": (
         STAGE + "  - stage_id: 1\n    stage_type: diffusion\n",
@@ -114,6 +130,10 @@ BAD_FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "another stage type": (
         "stages: [{stage_id: 0, stage_type: llm}]\n",
         ("stages[0].stage_type", "found 'llm'", "wanted 'diffusion'"),
+    ),
+    "stage type null": (
+        "stages: [{stage_id: 0, stage_type: null}]\n",
+        ("stages[0].stage_type", "found 'null'", "wanted 'diffusion'"),
     ),
     "another stage type, replicated": (
         "stages: [{stage_id: 0, stage_type: llm, runtime: {num_replicas: 4, devices: '0,1,2,3'}}]\n",
@@ -201,6 +221,14 @@ BAD_FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
         engine("simulated: {seconds_per_request: 1}"),
         ("stages[0].engine_args", "read by engine simulated only"),
     ),
+    "warm-up that is no switch": (
+        engine("warmup: 3"),
+        ("stages[0].engine_args.warmup", "found 3", "wanted true or false"),
+    ),
+    "preset of too many steps": (
+        STAGE + "    default_sampling_params: {num_inference_steps: 5000}\n",
+        ("stages[0].default_sampling_params.num_inference_steps", "at most 1000, got 5000"),
+    ),
     "bad default of a parameter": (
         STAGE + "    default_sampling_params: {num_inference_steps: 0}\n",
         ("stages[0].default_sampling_params.num_inference_steps", "found 0"),
@@ -216,7 +244,7 @@ BAD_FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
 def test_a_bad_file_is_told_with_file_key_path_found_and_wanted(tmp_path: Path, name: str) -> None:
     text, expected = BAD_FILES[name]
     with pytest.raises(ConfigError) as caught:
-        load_stage_file(write(tmp_path, text))
+        plan(write(tmp_path, text))
     message = str(caught.value)
     assert message.startswith(str(tmp_path / "stage.yaml"))
     for part in expected:
@@ -230,62 +258,58 @@ def test_a_missing_file_a_directory_and_a_bad_name_are_told(tmp_path: Path) -> N
         (Path("a\0b"), "null byte"),
     ):
         with pytest.raises(ConfigError, match=words):
-            load_stage_file(path)
+            plan(path)
 
 
 def test_several_problems_are_counted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the first of 2 problems"):
-        load_stage_file(write(tmp_path, runtime("num_replicas: 0, max_queue_size: 0")))
+        plan(write(tmp_path, runtime("num_replicas: 0, max_queue_size: 0")))
 
 
 @pytest.mark.parametrize("devices", ['"0,1,2,3,4,5,6,7"', '"0, 1, 2, 3, 4, 5, 6, 7"', "[0, 1, 2, 3, 4, '5', 6, 7]"])
 def test_devices_are_a_string_or_a_list(tmp_path: Path, devices: str) -> None:
     text = runtime(f"devices: {devices}, num_replicas: 4") + "    engine_args: {parallel_config: {world_size: 2}}\n"
-    stage = load_stage_file(write(tmp_path, text)).stages[0]
+    stage = stage_of(write(tmp_path, text))
     assert stage.runtime.devices == tuple("01234567")
     assert stage.engine_args.parallel_config.devices_per_replica == 2
 
 
 def test_one_device_may_be_a_bare_number(tmp_path: Path) -> None:
-    assert load_stage_file(write(tmp_path, runtime("devices: 3"))).stages[0].runtime.devices == ("3",)
+    assert stage_of(write(tmp_path, runtime("devices: 3"))).runtime.devices == ("3",)
 
 
 def test_world_size_may_be_the_product_of_the_degrees(tmp_path: Path) -> None:
     text = engine("parallel_config: {ulysses_degree: 2, cfg_parallel_size: 2}")
-    assert load_stage_file(write(tmp_path, text)).stages[0].engine_args.parallel_config.devices_per_replica == 4
+    assert stage_of(write(tmp_path, text)).engine_args.parallel_config.devices_per_replica == 4
     text = engine("parallel_config: {ulysses_degree: 2, cfg_parallel_size: 2, world_size: 4}")
-    assert load_stage_file(write(tmp_path, text)).stages[0].engine_args.parallel_config.devices_per_replica == 4
+    assert stage_of(write(tmp_path, text)).engine_args.parallel_config.devices_per_replica == 4
 
 
 def test_simulated_devices_are_free_names(tmp_path: Path) -> None:
     text = runtime('devices: "left,right", num_replicas: 2') + "    engine_args: {engine: simulated}\n"
-    assert load_stage_file(write(tmp_path, text)).stages[0].runtime.devices == ("left", "right")
+    assert stage_of(write(tmp_path, text)).runtime.devices == ("left", "right")
 
 
 def test_small_aliases_and_merge_keys_are_welcome(tmp_path: Path) -> None:
     text = "stages:\n- stage_id: 0\n  stage_type: diffusion\n  default_sampling_params: &d {seed: 1}\n  runtime: {}\n"
-    assert load_stage_file(write(tmp_path, text)).stages[0].default_sampling_params == {"seed": 1}
+    assert stage_of(write(tmp_path, text)).default_sampling_params == {"seed": 1}
     text = STAGE + "    runtime: &r {num_replicas: 2}\n    engine_args:\n      engine: simulated\n"
     text += "      simulated: {<<: {seconds_per_request: 1e-1}}\n"
-    stage = load_stage_file(write(tmp_path, text)).stages[0]
+    stage = stage_of(write(tmp_path, text))
     assert stage.engine_args.simulated.seconds_per_request == 0.1
 
 
 def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
-    assert load_stage_file(write(tmp_path, b"\xef\xbb\xbf" + STAGE.encode())).stages[0].stage_id == 0
+    assert stage_of(write(tmp_path, b"\xef\xbb\xbf" + STAGE.encode())).stage_id == 0
 
 
-def test_reference_keys_without_meaning_are_warned_about_and_ignored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reference_keys_without_meaning_are_warned_about_and_ignored(tmp_path: Path) -> None:
     text = "async_chunk: false\n" + runtime("process: true, max_batch_size: 1, num_replicas: 2")
     text += "    final_output: true\n    final_output_type: image\n"
     text += "    engine_input_source: [0]\n    async_chunk: true\n"
-    path = write(tmp_path, text)
-    with caplog.at_level(logging.WARNING):
-        stage_file = load_stage_file(path)
-    assert stage_file.stages[0].runtime.num_replicas == 2
-    keys = [warning.split(": ")[1] for warning in stage_file.warnings]
+    result = plan(write(tmp_path, text))
+    assert result.stage.runtime.num_replicas == 2
+    keys = [warning.split(": ")[1] for warning in result.warnings if "ignored" in warning]
     assert keys == [
         "async_chunk",
         "stages[0].final_output",
@@ -295,11 +319,10 @@ def test_reference_keys_without_meaning_are_warned_about_and_ignored(
         "stages[0].runtime.process",
         "stages[0].runtime.max_batch_size",
     ]
-    assert [record.getMessage() for record in caplog.records] == list(stage_file.warnings)
 
 
 def test_reading_leaves_counts_to_flags_that_may_change_them(tmp_path: Path) -> None:
     path = write(tmp_path, runtime('devices: "0,1"'))
     assert read_stage_file(path).stages[0].runtime.num_replicas == 1
     with pytest.raises(ConfigError):
-        load_stage_file(path)
+        plan(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,14 @@ import httpx
 import psutil
 import pytest
 
-from support.server_process import wait_until
+from support.server_process import free_port, wait_until, write_stage_file
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def port_is_free(port: int) -> bool:
@@ -115,3 +124,21 @@ def test_a_replica_killed_under_load_is_replaced_and_its_request_answered(
     wait_until(lambda: server.ready_replicas() == 2, 30, "the replica is back")
     assert server.replicas()[0]["pid"] != victim
     assert server.replicas()[0]["restarts"] == 1
+
+
+def test_a_careless_parent_process_does_not_matter(tmp_path: Path) -> None:
+    """Standard descriptors closed, working directory gone."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    stage_file = write_stage_file(tmp_path / "careless.yaml", replicas=1, seconds=0)
+    port = free_port()
+    command = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m triptych serve --port {port} "
+    command += f"--stage-configs-path {stage_file} 0<&- 1>&- 2>&-"
+    process = subprocess.Popen(["bash", "-c", command])
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/readyz"), 60, "it serves")
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

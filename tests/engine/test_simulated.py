@@ -98,7 +98,7 @@ def start() -> Iterator[Start]:
 def test_a_picture_has_the_asked_size_and_names_prompt_and_seed(start: Start) -> None:
     harness = start(seconds_per_request=0)
     harness.generate(prompt="zwölf 🐈 \n", seed=2**63 - 1, width=40, height=24)
-    message, [data] = harness.hear()
+    message, [data] = harness.hear_end()
     assert isinstance(message, Output)
     assert (message.mime, message.width, message.height) == ("image/png", 40, 24)
     assert message.peak_memory_mb > 1
@@ -112,7 +112,7 @@ def test_the_default_noise_picture_is_about_two_megabytes_and_flat_is_small(star
     noise, flat = start(seconds_per_request=0), start(seconds_per_request=0, image="flat")
     for harness in (noise, flat):
         harness.generate(width=None, height=None)
-    (message, [big]), (_, [small]) = noise.hear(), flat.hear()
+    (message, [big]), (_, [small]) = noise.hear_end(), flat.hear_end()
     assert isinstance(message, Output)
     assert (message.width, message.height, message.steps) == (1024, 1024, 50)
     assert 1_700_000 < len(big) < 2_300_000
@@ -131,10 +131,47 @@ def test_the_same_request_gives_the_same_bytes_from_two_engines(start: Start) ->
 def test_other_formats_are_real_too(start: Start, format: Any, quality: int | None) -> None:
     harness = start(seconds_per_request=0)
     harness.generate(output=OutputSpec(format, quality))
-    message, [data] = harness.hear()
+    message, [data] = harness.hear_end()
     assert isinstance(message, Output)
     assert message.mime == f"image/{format}"
     assert Image.open(io.BytesIO(data)).format == format.upper()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.01])
+@pytest.mark.parametrize(("format", "width"), [("webp", 65536), ("jpeg", 65536)])
+def test_a_side_that_the_format_cannot_hold_fails_the_unit_and_not_the_engine(
+    start: Start, seconds: float, format: Any, width: int
+) -> None:
+    harness = start(seconds_per_request=seconds)
+    harness.generate(output=OutputSpec(format), width=width, height=64)
+    message, _ = harness.hear_end()
+    assert isinstance(message, Failure)
+    assert (message.code, message.param) == ("invalid_value", "output_format")
+    assert f"65536x64 cannot be encoded as {format}" in message.message
+    harness.generate(output=OutputSpec(format))
+    assert isinstance(harness.hear_end()[0], Output)
+
+
+def test_a_unit_without_service_time_is_started_before_its_picture_is_drawn_and_only_then(start: Start) -> None:
+    harness = start(seconds_per_request=0)
+    for _ in range(2):
+        harness.generate()
+    kinds = [type(harness.hear()[0]) for _ in range(3)]
+    assert kinds == [Progress, Output, Output]
+
+
+def test_at_most_thirty_two_pictures_are_kept(start: Start) -> None:
+    harness = start(seconds_per_request=0)
+    for side in [*range(1, 34), 33, 1]:
+        harness.generate(width=side, height=1)
+        harness.hear_end()
+    assert len(harness.engine._pictures) == 32
+
+
+def test_inputs_have_the_names_of_the_request(start: Start) -> None:
+    parameters = start().engine.load().parameters
+    assert "mask" in parameters
+    assert "mask_image" not in parameters
 
 
 def test_mp4_is_refused_instead_of_ignored(start: Start) -> None:
@@ -198,7 +235,7 @@ def test_as_many_units_run_at_once_as_there_are_slots(start: Start) -> None:
 def test_aborting_an_unknown_or_finished_unit_says_nothing(start: Start) -> None:
     harness = start(seconds_per_request=0)
     address = harness.generate()
-    harness.hear()
+    harness.hear_end()
     harness.engine.abort(Abort(address))
     harness.engine.update(Update(address, 3))
     with pytest.raises(queue.Empty):
@@ -215,7 +252,7 @@ def test_a_scripted_failure_concerns_its_unit_only(start: Start, fault: str, cod
     assert isinstance(message, Failure)
     assert message.code == code
     harness.generate(prompt=f"no fault without brackets: {fault} [[nonsense]]")
-    assert isinstance(harness.hear()[0], Output)
+    assert isinstance(harness.hear_end()[0], Output)
 
 
 def test_slow_sets_the_whole_service_time(start: Start) -> None:
@@ -247,7 +284,7 @@ def test_heartbeat_names_the_phase_and_counts_steps(start: Start) -> None:
     harness = start(seconds_per_request=0)
     assert harness.engine.heartbeat() == (0, "idle")
     harness.generate(num_inference_steps=12)
-    harness.hear()
+    harness.hear_end()
     assert harness.engine.heartbeat() == (12, "idle")
 
 

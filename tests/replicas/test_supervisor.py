@@ -7,17 +7,25 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from replica_fleet import StartFleet, replica_spec
+from replica_fleet import WAIT_S, StartFleet, replica_spec
 
 from triptych.messages import Abort, Aborted, Address, Failure, Generate, MediaInput, Output, Progress, SamplingParams
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.state import ReplicaState
 
 pytestmark = pytest.mark.anyio
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """For what no listener is told."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_two_replicas_get_ready_and_draw(start_fleet: StartFleet) -> None:
@@ -31,7 +39,7 @@ async def test_two_replicas_get_ready_and_draw(start_fleet: StartFleet) -> None:
     await fleet.until(lambda: len(fleet.ends()) == 2)
     assert {replica_id for replica_id, _ in fleet.ends()} == {0, 1}
     assert all(isinstance(message, Output) for _, message in fleet.ends())
-    assert all(frames[0].startswith(b"\x89PNG") for _, _, frames in fleet.heard)
+    assert all(frames[0].startswith(b"\x89PNG") for _, m, frames in fleet.heard if isinstance(m, Output))
 
 
 async def test_a_simulated_replica_is_titled_and_never_imports_torch(start_fleet: StartFleet) -> None:
@@ -109,9 +117,8 @@ async def test_stop_lets_running_units_finish_and_ends_a_hung_one(start_fleet: S
     fleet = await start_fleet(ready=2)
     fleet.generate(0, prompt="[[slow:0.4]]")
     fleet.generate(1, prompt="[[hang]]")
-    began = time.monotonic()
-    await fleet.supervisor.stop(timeout_s=1.0)
-    assert time.monotonic() - began < 10
+    async with asyncio.timeout(30):
+        await fleet.supervisor.stop(timeout_s=1.0)
     assert [type(message) for _, message in fleet.ends()] == [Output]
     assert {reason for _, _, reason in fleet.lost} == {"exit code 0", "killed by SIGKILL"}
     assert [status.state for status in fleet.supervisor.statuses()] == [ReplicaState.DRAINING] * 2
@@ -129,9 +136,9 @@ async def test_a_second_stop_cuts_the_first_short(start_fleet: StartFleet) -> No
     fleet = await start_fleet(replica_spec(), ready=1)
     fleet.generate(prompt="[[slow:100]]")
     first = asyncio.create_task(fleet.supervisor.stop(timeout_s=100))
-    await asyncio.sleep(0.1)
-    await fleet.supervisor.stop(timeout_s=0)
-    async with asyncio.timeout(10):
+    await eventually(lambda: fleet.state() is ReplicaState.DRAINING)
+    async with asyncio.timeout(30):
+        await fleet.supervisor.stop(timeout_s=0)
         await first
     assert fleet.lost[0][2] == "killed by SIGKILL"
 
@@ -152,8 +159,7 @@ async def test_one_replica_that_cannot_start_does_not_end_the_other(start_fleet:
         replica_spec(0), replica_spec(1, engine="broken"), executor=ProcessExecutor("simulated"), ready=1
     )
     await fleet.until(lambda: fleet.ready)
-    await asyncio.sleep(1.0)  # two failed starts at least: the first back-off is half a second
-    assert fleet.supervisor.statuses()[1].restarts >= 1
+    await eventually(lambda: fleet.supervisor.statuses()[1].restarts >= 1)
     assert fleet.state(0) is ReplicaState.READY
     assert "no such engine" in str(fleet.supervisor.statuses()[1].last_error)
     assert fleet.exhausted is None
@@ -179,16 +185,18 @@ async def test_replicas_outlive_the_forkserver_and_the_next_start_makes_a_new_on
     assert fleet.lost[0][0] == 0
 
 
-async def test_a_20_mb_frame_goes_through_while_the_loop_stays_free(start_fleet: StartFleet) -> None:
+async def test_20_mb_frames_for_a_replica_that_does_not_read_leave_the_loop_free(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(replica_spec(), ready=1)
+    os.kill(fleet.pid(), signal.SIGSTOP)  # a send that waits for its reader would now never return
     pixels = bytes(20 * 1024 * 1024)
     picture = MediaInput("image", "RGB", 2560, 2730, 0)
     params = SamplingParams(prompt="x", seed=1, width=8, height=8)
     for unit in range(3):
         message = Generate(address=Address("r", unit, 0, fleet.ready[0]), params=params, inputs=(picture,))
-        began = time.monotonic()
         fleet.supervisor.send(0, message, (pixels,))
-        assert time.monotonic() - began < 5
+    await asyncio.sleep(0)
+    assert fleet.ends() == []
+    os.kill(fleet.pid(), signal.SIGCONT)
     await fleet.until(lambda: len(fleet.ends()) == 3)
 
 

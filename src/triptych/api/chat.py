@@ -56,7 +56,7 @@ def _prompt(messages: Any) -> str:
     last: dict[str, Any] | None = None
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _invalid(f"messages[{index}] must be an object with a role, got {shown(message)}")
+            raise _invalid(f"messages[{index}] must be an object with a role, got {_got(message)}")
         if message["role"] == "user":
             last = message
     if last is None:
@@ -65,7 +65,7 @@ def _prompt(messages: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _invalid(f"content of the last user message must be a string or a list of parts, got {shown(content)}")
+        raise _invalid(f"content of the last user message must be a string or a list of parts, got {_got(content)}")
     return "\n".join(_text(part) for part in content)
 
 
@@ -77,7 +77,11 @@ def _text(part: Any) -> str:
         message = "image inputs are not available in this version"
         raise TriptychError(ErrorCode.NOT_AVAILABLE, message, param="messages")
     wanted = '{"type": "text", "text": "..."}'
-    raise _invalid(f"parts of a user message must look like {wanted}, got {shown(kind or part)}")
+    raise _invalid(f"parts of a user message must look like {wanted}, got {_got(kind or part)}")
+
+
+def _got(value: Any) -> str:
+    return "null" if value is None else shown(value)
 
 
 def _invalid(message: str) -> TriptychError:

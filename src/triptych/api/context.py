@@ -12,13 +12,12 @@ from typing import Literal
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import ModelInfo
+from triptych.orchestrator.core import COME_BACK_S
 from triptych.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["ApiContext"]
 
 _log = logging.getLogger(__name__)
-
-_NOT_READY_RETRY_S = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,4 +66,4 @@ class ApiContext:
             ErrorCode.NO_REPLICA: "no replica lives at the moment",
         }
         message = messages.get(reason, "no replica is ready yet: the model is still loading")
-        return TriptychError(reason, message, retry_after_s=_NOT_READY_RETRY_S)
+        return TriptychError(reason, message, retry_after_s=COME_BACK_S)

@@ -40,8 +40,6 @@ def error_response(error: TriptychError, headers: Mapping[str, str] | None = Non
         sent["x-should-retry"] = "true" if error.should_retry else "false"
     if error.retry_after_s is not None:
         sent["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if error.code is ErrorCode.PAYLOAD_TOO_LARGE:
-        sent["connection"] = "close"  # the rest of the body is never read
     body = msgspec.json.encode(envelope(error))
     return Response(body, status_code=error.status, headers=sent, media_type="application/json")
 

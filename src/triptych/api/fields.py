@@ -92,6 +92,9 @@ def _flat(body: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in nested.items():
         if value is None:
             continue
+        if name == _NESTED:
+            message = f"{_NESTED} may not hold another {_NESTED}"
+            raise TriptychError(ErrorCode.UNKNOWN_PARAMETER, message, param=name)
         if name in flat:
             message = f"{shown(name)} is given twice, at top level and in {_NESTED}"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param=name)

@@ -1,13 +1,17 @@
 """From sorted body fields to finished outputs, the same for every generation route.
 
-Parameters are validated and resolved once, the request is submitted, and while its outputs are awaited the connection
-is watched: a client that goes away aborts its request at once. Outputs become JSON chunks around their base64 text.
+`submit` validates and resolves the parameters once and hands the request over; within `closing_on_disconnect` the
+connection is watched, so that a client that goes away aborts its request at once; `generate` is both, for one answer.
+Outputs become JSON chunks around their base64 text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -19,23 +23,72 @@ from triptych.api.context import ApiContext
 from triptych.api.fields import BodyFields
 from triptych.api.middleware import request_ids
 from triptych.config.parameters import build_request, parse_parameters, shown
-from triptych.errors import ErrorCode, TriptychError
+from triptych.errors import CODES, ErrorCode, TriptychError
 from triptych.messages import GenerationRequest
 from triptych.orchestrator.events import UnitOutput
 from triptych.orchestrator.orchestrator import EventStream
 
-__all__ = ["answer_tail", "base64_of", "generate", "refuse_streaming"]
+__all__ = [
+    "answer_tail",
+    "base64_of",
+    "closing_on_disconnect",
+    "generate",
+    "log_failure",
+    "refuse_streaming",
+    "submit",
+]
+
+_log = logging.getLogger(__name__)
 
 
-async def generate(context: ApiContext, http: Request, fields: BodyFields) -> list[UnitOutput]:
-    """Outputs of the request in unit order. Raises `TriptychError`; aborts when the client disconnects."""
-    stream = context.orchestrator.submit(_request(context, http, fields))
-    watcher = asyncio.create_task(_close_on_disconnect(http.receive, stream))
+def submit(context: ApiContext, http: Request, fields: BodyFields, *, owner: str | None = None) -> EventStream:
+    """Validate and hand over; `owner` is who may see and abort the request. Raises `TriptychError`."""
     try:
-        return await stream.outputs()
+        return context.orchestrator.submit(_request(context, http, fields, owner))
+    except TriptychError as error:
+        log_failure(context, request_ids(http.scope).internal, error)
+        raise
+
+
+@contextmanager
+def closing_on_disconnect(receive: Receive, stream: EventStream) -> Iterator[None]:
+    """Abort the request when the client goes away, and when the block is left before its end."""
+    watcher = asyncio.create_task(_close_on_disconnect(receive, stream))
+    try:
+        yield
     finally:
         watcher.cancel()
         stream.close()
+
+
+async def generate(
+    context: ApiContext, http: Request, fields: BodyFields, *, owner: str | None = None
+) -> list[UnitOutput]:
+    """Outputs of the request in unit order. Raises `TriptychError`; aborts when the client disconnects."""
+    stream = submit(context, http, fields, owner=owner)
+    try:
+        with closing_on_disconnect(http.receive, stream):
+            return await stream.outputs()
+    except TriptychError as error:
+        log_failure(context, stream.request_id, error)
+        raise
+
+
+def log_failure(context: ApiContext, request_id: str, error: TriptychError) -> None:
+    """One line for a request that ended without its outputs, unless the client asked for the impossible."""
+    if error.status < CODES[ErrorCode.REQUEST_ABORTED].status:
+        return
+    aborted = error.code in (ErrorCode.REQUEST_ABORTED, ErrorCode.DEADLINE_EXCEEDED)
+    extra: dict[str, Any] = {"request": request_id, "status": error.status, "code": error.code}
+    try:
+        view = context.orchestrator.find(request_id)
+    except TriptychError:  # it was never accepted
+        pass
+    else:
+        ended_at = view.finished_at or time.time()
+        extra["replicas"] = sorted({unit.replica for unit in view.units if unit.replica is not None})
+        extra["seconds"] = round(ended_at - view.created_at, 3)
+    _log.log(logging.INFO if aborted else logging.WARNING, "request failed: %s", error.message, extra=extra)
 
 
 def refuse_streaming(stream: object) -> None:
@@ -64,7 +117,7 @@ async def _close_on_disconnect(receive: Receive, stream: EventStream) -> None:
     stream.close()
 
 
-def _request(context: ApiContext, http: Request, fields: BodyFields) -> GenerationRequest:
+def _request(context: ApiContext, http: Request, fields: BodyFields, owner: str | None) -> GenerationRequest:
     if "session" not in fields.common and (session := http.headers.get("x-session-id")):
         fields.common["session"] = session
     parameters = parse_parameters(fields.common)
@@ -77,4 +130,5 @@ def _request(context: ApiContext, http: Request, fields: BodyFields) -> Generati
         limits=context.limits,
         request_id=ids.internal,
         client_request_id=ids.client,
+        owner=owner,
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -17,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from triptych.api.errors import error_response, router_error_response
 from triptych.errors import ErrorCode, TriptychError
 
-__all__ = ["Boundary", "RequestIds", "request_ids"]
+__all__ = ["Boundary", "RequestIds", "give_request_ids", "request_ids"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +34,23 @@ class RequestIds:
     internal: str
     client: str | None
 
+    @property
+    def shown(self) -> bytes:
+        """What the answer's `x-request-id` says."""
+        return (self.client or self.internal).encode("ascii")
+
 
 def request_ids(scope: Scope) -> RequestIds:
     """The ids that `Boundary` gave to this request."""
     ids: RequestIds = scope[_SCOPE_KEY]
+    return ids
+
+
+def give_request_ids(scope: MutableMapping[str, Any]) -> RequestIds:
+    """The ids of this request, made when it has none yet."""
+    ids: RequestIds | None = scope.get(_SCOPE_KEY)
+    if ids is None:
+        ids = scope[_SCOPE_KEY] = RequestIds(f"req_{secrets.token_hex(16)}", _client_id(scope))
     return ids
 
 
@@ -49,10 +64,9 @@ class Boundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        ids = RequestIds(f"req_{secrets.token_hex(16)}", _client_id(scope))
-        scope[_SCOPE_KEY] = ids
+        ids = give_request_ids(scope)
         scope["app"] = self  # Starlette's routes then raise 404 and 405 instead of answering in plain text
-        id_header = (b"x-request-id", (ids.client or ids.internal).encode("ascii"))
+        id_header = (b"x-request-id", ids.shown)
         started = False
 
         async def send_with_id(message: Message) -> None:
@@ -80,7 +94,7 @@ class Boundary:
         await response(scope, receive, send_with_id)
 
 
-def _client_id(scope: Scope) -> str | None:
+def _client_id(scope: Mapping[str, Any]) -> str | None:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             sane = 0 < len(value) <= _MAX_ID_BYTES and all(0x20 <= byte <= 0x7E for byte in value) and value.strip()

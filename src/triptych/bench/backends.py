@@ -125,21 +125,25 @@ class VideosBackend(_HttpBackend):
     """OpenAI's job API: `POST /v1/videos`, ask until the job has ended, fetch the file."""
 
     async def send(self, request: BenchRequest) -> Exchange:
-        """See `Backend`. The job is asked for twice a second, so a latency is up to half a second too long."""
+        """See `Backend`. The job is asked for twice a second, so a latency is up to half a second too long.
+
+        The session's total timeout, otherwise that of one exchange, bounds the whole job.
+        """
         form = _form({"model": self._model, "prompt": request.prompt} | request.parameters())
         for image in request.images[:1]:
             form.add_field("input_reference", io.BytesIO(image.data), filename=image.name, content_type=image.mime)
-        created = await self._post("/v1/videos", data=form)
-        started_at, exchange = created.started_at, created
-        while True:
-            job = _job(exchange)
-            if job is None or job.get("status") == "failed":
-                return Exchange(exchange.status, exchange.body, started_at, exchange.finished_at, job or {})
-            if job.get("status") == "completed":
-                content = await self._get(f"/v1/videos/{job['id']}/content")
-                return Exchange(content.status, content.body, started_at, content.finished_at, job)
-            await asyncio.sleep(_VIDEO_POLL_S)
-            exchange = await self._get(f"/v1/videos/{job['id']}")
+        async with asyncio.timeout(self._session.timeout.total):
+            exchange = await self._post("/v1/videos", data=form)
+            started_at = exchange.started_at
+            while True:
+                job = _job(exchange)
+                if job is None or job.get("status") == "failed":
+                    return Exchange(exchange.status, exchange.body, started_at, exchange.finished_at, job or {})
+                if job.get("status") == "completed":
+                    content = await self._get(f"/v1/videos/{job['id']}/content")
+                    return Exchange(content.status, content.body, started_at, content.finished_at, job)
+                await asyncio.sleep(_VIDEO_POLL_S)
+                exchange = await self._get(f"/v1/videos/{job['id']}")
 
     def read(self, exchange: Exchange) -> Answer:
         """See `Backend`."""

@@ -137,7 +137,9 @@ class TraceDataset:
             height=row.height if own_size else options.height,
             num_frames=options.num_frames if row.num_frames is None else row.num_frames,
             fps=options.fps if row.fps is None else row.fps,
-            num_inference_steps=row.num_inference_steps or options.num_inference_steps,
+            num_inference_steps=options.num_inference_steps
+            if row.num_inference_steps is None
+            else row.num_inference_steps,
             seed=options.seed if row.seed is None else row.seed,
             guidance_scale=row.guidance_scale,
             true_cfg_scale=row.true_cfg_scale,

@@ -21,10 +21,11 @@ import aiohttp
 
 from triptych.bench.answers import Answer, AnswerError
 from triptych.bench.backends import BACKENDS, Backend
+from triptych.bench.errors import ServerUnreachable
 from triptych.bench.options import LoadOptions, Task
 from triptych.bench.workload import BenchRequest, arrival_offsets, with_slo_targets
 
-__all__ = ["LoadResult", "Record", "ServerInfo", "ServerUnreachable", "run_load"]
+__all__ = ["LoadResult", "Record", "ServerInfo", "run_load"]
 
 _REQUEST_TIMEOUT_S = 6 * 3600.0
 _PROBE_TIMEOUT_S = 10.0
@@ -32,10 +33,6 @@ _PROBE_TIMEOUT_S = 10.0
 _KEEPALIVE_S = 4.0
 _READ_BUFFER_BYTES = 4 << 20
 _EXTENSIONS = {"image/png": "png", "image/jpeg": "jpg", "image/webp": "webp", "video/mp4": "mp4"}
-
-
-class ServerUnreachable(Exception):
-    """Nothing answers at the base URL; the message is one readable line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from triptych.bench.load import LoadResult, run_load
 from triptych.bench.options import LoadOptions
 from triptych.bench.report import summarise
 from triptych.bench.workload import BenchRequest
-from triptych.errors import ConfigError
 
 __all__ = ["exit_code", "measure", "run_benchmark"]
 
@@ -32,12 +31,7 @@ def run_benchmark(options: LoadOptions, requests: Sequence[BenchRequest], *, con
 async def measure(
     options: LoadOptions, requests: Sequence[BenchRequest], *, console: Console, label: str = "requests"
 ) -> LoadResult:
-    """Run one load under a progress bar. Raises `ServerUnreachable`, and `ConfigError` for a bad `--save-dir`."""
-    if options.save_dir is not None:
-        try:
-            options.save_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make it: {error}", where="--save-dir", found=str(options.save_dir)) from error
+    """Run one load under a progress bar; `save_dir` exists. Raises `ServerUnreachable`."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -18,15 +18,13 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["ServerStartError", "free_port", "running_server"]
+from triptych.bench.errors import ServerStartError
+
+__all__ = ["free_port", "running_server"]
 
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 45.0
 _TAIL_LINES = 25
-
-
-class ServerStartError(Exception):
-    """The server did not come up; the message ends with the tail of its log."""
 
 
 def free_port() -> int:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from triptych.errors import ConfigError
 
 __all__ = ["TraceRow", "read_trace"]
+
+
+_Positive = Annotated[int, Meta(ge=1)]
 
 
 class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +28,12 @@ class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     text: str | None = None
     negative_prompt: str | None = None
-    width: int | None = None
-    height: int | None = None
-    num_frames: int | None = None
-    fps: int | None = None
-    num_inference_steps: int | None = None
-    seed: int | None = None
+    width: _Positive | None = None
+    height: _Positive | None = None
+    num_frames: _Positive | None = None
+    fps: _Positive | None = None
+    num_inference_steps: _Positive | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     guidance_scale: float | None = None
     true_cfg_scale: float | None = None
     timestamp: float | None = None

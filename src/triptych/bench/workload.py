@@ -7,11 +7,12 @@ A dataset makes `BenchRequest`s; `arrival_offsets` says when each is sent, count
 from __future__ import annotations
 
 import math
+import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 __all__ = ["BenchRequest", "InputImage", "arrival_offsets", "with_slo_targets"]
 
@@ -71,8 +72,9 @@ def arrival_offsets(requests: Sequence[BenchRequest], *, request_rate: float, se
         return [stamp - first for stamp in stamps]
     if math.isinf(request_rate):
         return [0.0] * len(requests)
-    gaps = np.random.default_rng(seed).exponential(1.0 / request_rate, size=max(0, len(requests) - 1))
-    return [0.0, *np.cumsum(gaps).tolist()][: len(requests)]
+    rng = random.Random(seed)
+    gaps = (rng.expovariate(request_rate) for _ in requests[1:])
+    return list(accumulate(gaps, initial=0.0))[: len(requests)]
 
 
 def with_slo_targets(
@@ -89,7 +91,7 @@ def with_slo_targets(
     ]
     if not unit_ms:
         return list(requests)
-    base_ms = float(np.median(unit_ms))
+    base_ms = statistics.median(unit_ms)
     return [
         request
         if request.slo_ms is not None or (work := _work(request, sized=sized)) is None

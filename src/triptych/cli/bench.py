@@ -1,26 +1,30 @@
 """`triptych bench serve` and `triptych bench sweep`: measure a server that runs, or start one per replica count.
 
-Flags become one `LoadOptions`; the work is in `triptych.bench`, which is imported only when a command runs. Results go
-to standard output, progress and notes to standard error. Exit codes: 0 all answered, 1 a failure, 2 a bad flag,
-130 interrupted.
+The flags are generated from the option models of `triptych.bench.options`; HTTP client and numbers are imported only
+once all of them are checked. Results go to standard output, progress and notes to standard error. Exit codes: 0 all
+answered, 1 a failure, 2 a bad flag, 130 interrupted.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from triptych.bench.options import BackendName, DatasetName, LoadOptions, Task
+from triptych.bench.errors import ServerStartError, ServerUnreachable
+from triptych.bench.options import LoadOptions, SweepOptions, TargetOptions, read_flags
+from triptych.cli.exit_codes import exit_codes
+from triptych.config.settings import Flag
 from triptych.errors import ConfigError
 
 if TYPE_CHECKING:
-    from triptych.bench.sweep import SweepPlan
+    from triptych.bench.sweep_plan import SweepPlan
 
 __all__ = ["bench_app"]
 
@@ -32,164 +36,80 @@ bench_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_Backend = Annotated[
-    BackendName,
-    typer.Option(
-        help="Request dialect: triptych and vllm-omni post to /v1/chat/completions, openai to /v1/images/generations, "
-        "v1/videos to the video job API. OPENAI_API_KEY, where set, is sent as the key."
-    ),
-]
-_Task = Annotated[Task, typer.Option(help="What is asked for; tasks with i send an input picture.")]
-_Dataset = Annotated[
-    DatasetName,
-    typer.Option(help="Source of requests; trace and prompts read --dataset-path, vbench a local copy of its files."),
-]
-_DatasetPath = Annotated[Path | None, typer.Option(help="File (or folder of pictures) of the dataset.")]
-_RequestRate = Annotated[
-    float, typer.Option(help="Requests per second, arriving as a Poisson process; inf sends all at once.")
-]
-_WarmupRequests = Annotated[
-    int | None,
-    typer.Option(help="Requests before the measurement; 0 for none.", show_default="one per replica"),
-]
-_WarmupSteps = Annotated[int, typer.Option(help="Denoising steps of a warm-up request.")]
-_Width = Annotated[int | None, typer.Option(help="Width in pixels.")]
-_Height = Annotated[int | None, typer.Option(help="Height in pixels.")]
-_NumFrames = Annotated[int | None, typer.Option(help="Frames of a clip.")]
-_Fps = Annotated[int | None, typer.Option(help="Frames per second of a clip.")]
-_Steps = Annotated[int, typer.Option(help="Denoising steps.")]
-_Seed = Annotated[int | None, typer.Option(help="Seed of every request; without one the server draws.")]
-_RandomConfig = Annotated[
-    str | None,
-    typer.Option(
-        help="Kinds of random requests as a JSON list, "
-        '[{"width":512,"height":512,"num_inference_steps":20,"weight":0.5}, …]; weight is how often a kind is drawn.'
-    ),
-]
-_RandomSeed = Annotated[int, typer.Option(help="Seed of the random dataset and of the arrival times.")]
-_NegativePrompt = Annotated[
-    bool, typer.Option("--enable-negative-prompt", help="Random requests carry a negative prompt.")
-]
-_Slo = Annotated[
-    bool,
-    typer.Option(
-        "--slo",
-        help="Report how many requests met their latency target: slo_ms of the trace, else --slo-scale times what the "
-        "warm-up requests let expect for the size, frames and steps.",
-    ),
-]
-_SloScale = Annotated[float, typer.Option(help="Target as a multiple of the expected latency.")]
-_DisableTqdm = Annotated[bool, typer.Option("--disable-tqdm", help="No progress bar.")]
+_FAILURES = (ServerUnreachable, ServerStartError, OSError)
 
 
 @bench_app.command()
-def serve(
-    base_url: Annotated[str | None, typer.Option(help="Server address; wins over --host and --port.")] = None,
-    host: Annotated[str, typer.Option(help="Server host.")] = "localhost",
-    port: Annotated[int, typer.Option(help="Server port.")] = 8091,
-    model: Annotated[str, typer.Option(help="Model name; default is the first one the server lists.")] = "default",
-    backend: _Backend = BackendName.TRIPTYCH,
-    task: _Task = Task.T2I,
-    dataset: _Dataset = DatasetName.RANDOM,
-    dataset_path: _DatasetPath = None,
-    num_prompts: Annotated[int, typer.Option(help="Number of requests.")] = 10,
-    request_rate: _RequestRate = math.inf,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Most requests in flight at a time.", show_default="no limit")
-    ] = None,
-    warmup_requests: _WarmupRequests = None,
-    warmup_num_inference_steps: _WarmupSteps = 2,
-    width: _Width = None,
-    height: _Height = None,
-    num_frames: _NumFrames = None,
-    fps: _Fps = None,
-    num_inference_steps: _Steps = 50,
-    seed: _Seed = None,
-    random_request_config: _RandomConfig = None,
-    random_request_seed: _RandomSeed = 42,
-    enable_negative_prompt: _NegativePrompt = False,
-    slo: _Slo = False,
-    slo_scale: _SloScale = 3.0,
-    output_file: Annotated[Path | None, typer.Option(help="Write the whole report there as JSON.")] = None,
-    save_dir: Annotated[Path | None, typer.Option(help="Keep the pictures and clips in this folder.")] = None,
-    disable_tqdm: _DisableTqdm = False,
-) -> None:
+def serve(**given: object) -> None:
     """Send requests to a running server and report throughput and latency."""
-    flags = {name: value for name, value in locals().items() if name not in ("host", "port", "output_file")}
-    with _exit_codes():
-        if not 0 < port < 65536:
-            raise ConfigError("out of range", where="--port", found=port, wanted="1 to 65535")
-        options = LoadOptions(**flags | {"base_url": base_url or f"http://{_bracketed(host)}:{port}"})
-        _serve(options, output_file)
+    with exit_codes(*_FAILURES):
+        target = read_flags(TargetOptions, given)
+        _serve(read_flags(LoadOptions, given | {"base_url": target.url}), target.output_file)
 
 
 @bench_app.command()
-def sweep(
-    model: Annotated[
-        str | None, typer.Argument(help="What `triptych serve` takes as MODEL.", show_default="the embedded model")
-    ] = None,
-    replicas: Annotated[str, typer.Option(help="Replica counts to measure.")] = "1,2,3,4",
-    stage_configs_path: Annotated[
-        Path | None, typer.Option(help="Stage file; its device list is cut to what each count needs.")
-    ] = None,
-    output_dir: Annotated[Path, typer.Option(help="Folder of table, plot, reports and server logs.")] = Path(
-        "results/sweep"
-    ),
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all replicas must be ready.")] = 600.0,
-    backend: _Backend = BackendName.TRIPTYCH,
-    task: _Task = Task.T2I,
-    dataset: _Dataset = DatasetName.RANDOM,
-    dataset_path: _DatasetPath = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(min=1, help="Requests per count.", show_default="8 per replica, divisible by every count"),
-    ] = None,
-    request_rate: _RequestRate = math.inf,
-    max_concurrency: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most requests in flight at a time.", show_default="twice the largest count"),
-    ] = None,
-    warmup_requests: _WarmupRequests = None,
-    warmup_num_inference_steps: _WarmupSteps = 2,
-    width: _Width = None,
-    height: _Height = None,
-    num_frames: _NumFrames = None,
-    fps: _Fps = None,
-    num_inference_steps: _Steps = 50,
-    seed: _Seed = None,
-    random_request_config: _RandomConfig = None,
-    random_request_seed: _RandomSeed = 42,
-    enable_negative_prompt: _NegativePrompt = False,
-    slo: _Slo = False,
-    slo_scale: _SloScale = 3.0,
-    disable_tqdm: _DisableTqdm = False,
-) -> None:
+def sweep(**given: object) -> None:
     """Start a server per replica count, run the same load on each, and compare: table, JSON, plot."""
-    own = ("model", "replicas", "stage_configs_path", "output_dir", "start_timeout")
-    flags = {name: value for name, value in locals().items() if name not in (*own, "own")}
-    with _exit_codes():
-        from triptych.bench.sweep import parse_replica_counts, plan_sweep
+    with exit_codes(*_FAILURES):
+        from triptych.bench.sweep_plan import plan_sweep
 
-        plan = plan_sweep(
-            model=model,
-            stage_file=stage_configs_path,
-            counts=parse_replica_counts(replicas),
-            num_prompts=num_prompts,
-            max_concurrency=max_concurrency,
-        )
-        options = LoadOptions(**flags | {"num_prompts": plan.num_prompts, "max_concurrency": plan.max_concurrency})
-        _sweep(plan, options, output_dir=output_dir, start_timeout_s=start_timeout)
+        own = read_flags(SweepOptions, given)
+        plan = plan_sweep(own)
+        decided = {"num_prompts": plan.num_prompts, "max_concurrency": plan.max_concurrency, "model": None}
+        options = read_flags(LoadOptions, given | decided)
+        _sweep(plan, options, output_dir=own.output_dir, start_timeout_s=own.start_timeout)
+
+
+def _signature(*models: type[BaseModel], leave_out: tuple[str, ...] = ()) -> inspect.Signature:
+    """Every flag of the models as a parameter; where two have one of the same name, that of the first."""
+    fields: dict[str, FieldInfo] = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            fields.setdefault(name, field)
+    return inspect.Signature([_parameter(name, field) for name, field in fields.items() if name not in leave_out])
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    # Values stay text here: the option models check them.
+    flag = next(entry for entry in field.metadata if isinstance(entry, Flag))
+    kind = bool if field.annotation is bool else str
+    if flag.option == "MODEL":
+        info: Any = typer.Argument(metavar=flag.metavar, help=flag.help, show_default=False)
+    else:
+        notes = f" Default: {shown}." if (shown := _default_text(field.default)) else ""
+        option = "--" + name.replace("_", "-")
+        info = typer.Option(option, metavar=flag.metavar or None, help=flag.help + notes, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+def _default_text(value: object) -> str:
+    """A default as a reader would type it; empty where there is none to show."""
+    if value is None or isinstance(value, bool):
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# Typer reads the signatures; they are the tables of flags.
+serve.__signature__ = _signature(TargetOptions, LoadOptions)  # type: ignore[attr-defined]
+sweep.__signature__ = _signature(SweepOptions, LoadOptions, leave_out=("base_url", "save_dir"))  # type: ignore[attr-defined]
 
 
 def _serve(options: LoadOptions, output_file: Path | None) -> None:
     from triptych.bench.datasets import load_dataset
+
+    progress = Console(stderr=True)
+    _check_file("--output-file", output_file)
+    _check_folder("--save-dir", options.save_dir)
+    requests, notes = load_dataset(options)
+    _show_notes(progress, notes)
+
     from triptych.bench.program import exit_code, run_benchmark
     from triptych.bench.report import summary_table, write_json
 
-    progress = Console(stderr=True)
-    _check_writable("--output-file", output_file.parent if output_file else None)
-    requests, notes = load_dataset(options)
-    _show_notes(progress, notes)
     report = run_benchmark(options, requests, console=progress)
     report["notes"] = [*notes, *report["notes"]]
     Console().print(summary_table(report))
@@ -200,17 +120,19 @@ def _serve(options: LoadOptions, output_file: Path | None) -> None:
 
 
 def _sweep(plan: SweepPlan, options: LoadOptions, *, output_dir: Path, start_timeout_s: float) -> None:
+    from triptych.bench.datasets import load_dataset
+
+    progress = Console(stderr=True)
+    _check_folder("--output-dir", output_dir)
+    requests, notes = load_dataset(options)
+    _show_notes(progress, [*plan.notes, *notes])
+
     import uvloop
 
-    from triptych.bench.datasets import load_dataset
     from triptych.bench.plot import plot_sweep
     from triptych.bench.report import write_json
     from triptych.bench.sweep import run_sweep, sweep_report, sweep_table
 
-    progress = Console(stderr=True)
-    _check_writable("--output-dir", output_dir)
-    requests, notes = load_dataset(options)
-    _show_notes(progress, [*plan.notes, *notes])
     reports: dict[int, dict[str, Any]] = {}
     try:
         uvloop.run(
@@ -235,38 +157,34 @@ def _sweep(plan: SweepPlan, options: LoadOptions, *, output_dir: Path, start_tim
     raise typer.Exit(report["exit_code"])
 
 
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """One readable line and the right exit code for what can go wrong."""
-    from triptych.bench.load import ServerUnreachable
-    from triptych.bench.server import ServerStartError
-
+def _check_file(flag: str, path: Path | None) -> None:
+    """Find out now, not after an hour of measuring; leaves no file behind."""
+    if path is None:
+        return
     try:
-        yield
-    except ConfigError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from error
-    except (ServerUnreachable, ServerStartError, OSError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(130) from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_fifo():  # opening it would wait for its reader, closing it would end that
+            return
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        reason = f"cannot write there: {error.strerror}"
+        raise ConfigError(reason, where=flag, found=str(path), wanted="a file that can be written") from error
 
 
-def _check_writable(flag: str, folder: Path | None) -> None:
-    """Find out now, not after an hour of measuring."""
+def _check_folder(flag: str, folder: Path | None) -> None:
     if folder is None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ConfigError(f"cannot make the folder: {error}", where=flag, found=str(folder)) from error
+        reason = f"cannot write there: {error.strerror}"
+        raise ConfigError(reason, where=flag, found=str(folder), wanted="a folder for new files") from error
 
 
 def _show_notes(console: Console, notes: list[str]) -> None:
     for note in notes:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

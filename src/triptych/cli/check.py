@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
+from triptych.cli.exit_codes import exit_codes
 from triptych.cli.serve import serve_settings
-from triptych.config.model_source import cached_path, weight_bytes
-from triptych.config.plan import ServePlan, build_plan
+from triptych.config.model_source import cached_path, weight_bytes, weight_dtypes
 from triptych.config.settings import flag_specs
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from triptych.config.plan import ServePlan
 
 __all__ = ["check", "show_plan"]
 
@@ -26,6 +27,8 @@ _SHOWN_IN_STAGE = frozenset(
     {"num_replicas", "devices", "max_num_seqs", "max_queue_size", "executor", "revision", "lora_modules"}
     | {"served_model_names"}
 )
+# `engine_args.dtype`, and the types on disk that are then served on CPUs as they are.
+_SHARED_AS = {"auto": ("F32", "BF16"), "float32": ("F32",), "float16": ("F16",), "bfloat16": ("BF16",)}
 
 
 def check(
@@ -33,15 +36,20 @@ def check(
 ) -> None:
     """Check a stage file and show the device map, memory and effective configuration; nothing is loaded.
 
-    TRIPTYCH_ variables count as they would for `serve`. Exit code 0 when the file can be served, 2 when it is wrong.
+    TRIPTYCH_ variables count as they would for `serve`. Exit code 0 when the file is right, 2 when it is wrong. What is
+    right but not available in this version is a warning here; `serve` refuses it.
     """
-    settings = serve_settings({"stage_configs_path": stage_file})
-    show_plan(build_plan(settings, refuse_unavailable=False))
+    with exit_codes():
+        from triptych.config.plan import build_plan
+
+        settings = serve_settings({"stage_configs_path": stage_file})
+        show_plan(build_plan(settings, refuse_unavailable=False))
 
 
 def show_plan(plan: ServePlan) -> None:
     """Print a plan for a reader; pipes get whole lines."""
-    # Rich takes a while to import, and a wrong configuration is told without it.
+    # These take a while to import, and a wrong configuration is told without them.
+    import yaml
     from rich.console import Console
     from rich.text import Text
 
@@ -92,13 +100,21 @@ def _memory(plan: ServePlan) -> tuple[str, tuple[str, ...]]:
     if not known:
         return f"{text}; free memory unknown", ()
     if plan.assignments[0].kind == "cpu":
-        needed = size * len(plan.replicas)
-        text += f", {_gib(needed)} in all; available memory {_gib(known[0][1])}"
-        short = needed > known[0][1]
+        shared = _is_shared(plan, path)
+        copies = 1 if shared else len(plan.replicas)
+        text += ", the same pages for all" if shared else f", {_gib(size * copies)} in all"
+        text += f"; available memory {_gib(known[0][1])}"
+        short = size * copies > known[0][1]
         return text, (f"weights of {len(plan.replicas)} replica(s) may not fit into memory",) if short else ()
     text += "; free per device: " + ", ".join(f"replica {number} {_gib(bytes_)}" for number, bytes_ in known)
     lacking = [str(number) for number, bytes_ in known if size > bytes_]
     return text, (f"weights may not fit on the devices of replica {', '.join(lacking)}",) if lacking else ()
+
+
+def _is_shared(plan: ServePlan, path: str) -> bool:
+    """Whether the replicas compute on the memory-mapped pages of the files: the type on disk is the type served."""
+    on_disk, served = weight_dtypes(path), plan.stage.engine_args.dtype
+    return len(on_disk) == 1 and next(iter(on_disk)) in _SHARED_AS[served]
 
 
 def _gib(size: int) -> str:

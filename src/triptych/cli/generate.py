@@ -1,21 +1,21 @@
 """`triptych generate`: one request without a server, on the same engine, in this process.
 
 Flags become `CommonParameters`, the model's `ModelInfo` turns them into one `GenerationRequest`, its units run on the
-main thread, and each output is written whole or not at all. Exit codes: 0, 1 a failure, 2 a bad flag, 130 interrupted.
+main thread, and each output is written whole or not at all. What needs no model is refused before one is loaded.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triptych.errors import CODES, ConfigError, ErrorCode, TriptychError
+from triptych.cli.exit_codes import exit_codes
+from triptych.errors import ConfigError, ErrorCode, TriptychError
 
 if TYPE_CHECKING:
     from triptych.cli.generation import Picture
@@ -49,6 +49,7 @@ def generate(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to draw.")] = None,
     n: Annotated[int | None, typer.Option("--n", "-n", help="Outputs; number i uses seed + i.")] = None,
+    num_outputs_per_prompt: Annotated[int | None, typer.Option(help="Another name of --n.")] = None,
     size: Annotated[str | None, typer.Option(help="WxH in pixels, or auto.")] = None,
     width: Annotated[int | None, typer.Option(help="Width in pixels.")] = None,
     height: Annotated[int | None, typer.Option(help="Height in pixels.")] = None,
@@ -62,15 +63,18 @@ def generate(
     seconds: Annotated[float | None, typer.Option(help="Length of a clip, instead of frames.")] = None,
     output_format: Annotated[str | None, typer.Option(help="png, jpeg or webp.", show_default="by suffix")] = None,
     output_compression: Annotated[int | None, typer.Option(help="0 to 100; quality of jpeg and webp.")] = None,
+    lora: Annotated[str | None, typer.Option(help="Not available in this version.")] = None,
     extra_args: Annotated[str | None, typer.Option(help="JSON object of further arguments of the pipeline.")] = None,
 ) -> None:
     """Make one picture or clip without a server."""
-    with _exit_codes():
-        fields = {name: value for name, value in locals().items() if name not in _NO_PARAMETERS}
+    from triptych.engine.base import EngineStartError
+
+    with exit_codes(EngineStartError, OSError):
+        fields = {name: value for name, value in locals().items() if name in _PARAMETERS}
         _run(fields, output=output, model=model, stage_configs_path=stage_configs_path, revision=revision)
 
 
-_NO_PARAMETERS = ("output", "model", "stage_configs_path", "revision")
+_PARAMETERS = frozenset(signature(generate).parameters) - {"output", "model", "stage_configs_path", "revision"}
 
 
 def _run(
@@ -81,22 +85,23 @@ def _run(
     stage_configs_path: Path | None,
     revision: str | None,
 ) -> None:
-    # 1. What can be found out without weights. The plan is that of `serve`: its first replica is what runs here.
+    # 1. What can be found out without weights.
     fields["extra_args"] = _json_object(fields["extra_args"])
+    fields["lora"] = {"name": fields["lora"]} if fields["lora"] is not None else None
     if output is not None and fields["output_format"] is None and _format_of(output) in ("jpeg", "webp"):
         fields["output_format"] = _format_of(output)
-    from triptych.config.parameters import parse_parameters
+    from triptych.config.parameters import check_without_model, parse_parameters
     from triptych.config.plan import build_plan
     from triptych.config.settings import read_settings
 
     parameters = parse_parameters(fields)
     _check_target(output, parameters)
-    asked = {
-        "model": model,
-        "stage_configs_path": str(stage_configs_path) if stage_configs_path else None,
-        "revision": revision,
-    }
-    plan = build_plan(read_settings(asked, {}))
+    asked = {"model": model, "revision": revision}
+    # The plan is that of `serve`, and its first replica is what runs here: that of the file, or one with all there is.
+    asked |= {"stage_configs_path": str(stage_configs_path)} if stage_configs_path else {"num_replicas": "1"}
+    settings = read_settings(asked, {}, options={"model": "--model"})
+    check_without_model(parameters, settings.limits())
+    plan = build_plan(settings)
     # 2. Weights, and what they take.
     from triptych.cli.generation import Generation
 
@@ -110,33 +115,14 @@ def _run(
         typer.echo(_summary(path, picture, request))
 
 
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """One readable line and the right exit code for what can go wrong."""
-    from triptych.engine.base import EngineStartError
-
-    try:
-        yield
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    except TriptychError as error:
-        typer.echo(f"error: {error.message}", err=True)
-        raise typer.Exit(2 if CODES[error.code].status == 400 else 1) from error
-    except (EngineStartError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(130) from error
-
-
 def _json_object(text: str | None) -> Any:
     if text is None:
         return None
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"is not JSON: {error}", where="--extra-args", found=text) from error
+    except (ValueError, RecursionError) as error:
+        found = text if len(text) <= 200 else f"{text[:200]}..."
+        raise ConfigError(f"is not JSON: {error}", where="--extra-args", found=found) from error
 
 
 def _format_of(output: Path) -> str:

@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from triptych.config.model_source import fetch_model
-from triptych.config.parameters import CommonParameters, Limits, build_request, validate_defaults
+from triptych.config.parameters import CommonParameters, build_request
 from triptych.config.plan import ServePlan
 from triptych.engine.base import Engine
 from triptych.engine.registry import engine_entry, import_engine
+from triptych.engine.worker import pin_devices
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Abort, Address, Failure, FromReplica, Generate, GenerationRequest, Output
 from triptych.messages import Progress as ProgressMessage
@@ -69,24 +70,15 @@ class Generation:
         configure_logging("warning", "text")
         for warning in plan.warnings:
             self._console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False)
-        stage, settings = plan.stage, plan.settings
-        defaults = validate_defaults(stage.default_sampling_params, where="default_sampling_params")
-        spec = msgspec.structs.replace(
-            plan.replicas[0], model=fetch_model(plan.model_source, stage.engine_args.revision), log_level="warning"
-        )
-        if spec.device_kind == "cuda":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
+        model = fetch_model(plan.model_source, plan.settings.revision)
+        spec = msgspec.structs.replace(plan.replicas[0], model=model, log_level="warning")
+        pin_devices(spec)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in replicas, before torch is imported
         with self._console.status(f"loading {plan.model}"):
             self._engine = import_engine(engine_entry(spec.engine))(spec, self._emit)
             info = self._engine.load()
-        limits = Limits(
-            max_pixels=settings.max_pixels,
-            max_num_frames=settings.max_num_frames,
-            max_num_inference_steps=settings.max_num_inference_steps,
-            request_timeout_s=settings.request_timeout,
-        )
-        return build_request(parameters, model=plan.model, info=info, defaults=defaults, limits=limits)
+        limits = plan.settings.limits()
+        return build_request(parameters, model=plan.model, info=info, defaults=plan.defaults, limits=limits)
 
     def run(self, request: GenerationRequest) -> Iterator[Picture]:
         """Run every unit; yields the pictures in order. Raises `TriptychError` or KeyboardInterrupt."""

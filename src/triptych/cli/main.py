@@ -1,4 +1,4 @@
-"""Entry point of `triptych`: finds the subcommand, imports it alone, and turns its end into an exit code.
+"""Entry point of `triptych`: finds the subcommand and imports it alone.
 
 Exit codes: 0 done or stopped as asked, 2 bad configuration (one message on stderr), 1 anything else, 130 interrupted.
 Help and configuration errors stay fast because no other subcommand, no server and no model library is imported.
@@ -6,15 +6,16 @@ Help and configuration errors stay fast because no other subcommand, no server a
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from triptych import __version__
-from triptych.errors import ConfigError
 
 __all__ = ["app", "main"]
 
@@ -86,11 +87,22 @@ def _root(
     """Options before the subcommand."""
 
 
+def _settle_process() -> None:
+    """Make good what a careless parent left out: standard descriptors, and a working directory that exists."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a socket gets a number that is written to
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: PTH123, SIM115
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
 def main() -> NoReturn:
     """Run the command line of this process and leave with its exit code."""
-    try:
-        app(prog_name="triptych")
-    except ConfigError as error:
-        typer.echo(f"Error: {error}", err=True)
-        sys.exit(2)
+    _settle_process()
+    app(prog_name="triptych")
     sys.exit(0)

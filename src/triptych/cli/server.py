@@ -30,32 +30,16 @@ __all__ = ["run_server"]
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
 _ANSWER_FLUSH_S = 5.0  # time for the last answers to leave after the last unit ended
 _REPLICA_STOP_S = 5.0  # time for idle replicas to leave by themselves
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_server(plan: ServePlan) -> int:
-    """Serve until told to stop; the exit code is 0 after a drain, 1 when no replica could start.
-
-    Raises `ConfigError` when the address cannot be bound (found before anything loads).
-    """
-    listener = _bind(plan.settings.host, plan.settings.port)
+def run_server(plan: ServePlan, listener: socket.socket) -> int:
+    """Serve at `listener` until told to stop; the exit code is 0 after a drain, 1 when no replica could start."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(plan, listener).run())
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen: {reason}", where="--host/--port", found=f"{host}:{port}") from error
-    listener.setblocking(False)
-    return listener
 
 
 class _HttpServer(uvicorn.Server):

@@ -24,7 +24,6 @@ _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("engine_args.parallel_config", lambda stage: _several_devices(stage)),
     ("engine_args.max_num_seqs", lambda stage: _several_slots(stage)),
     ("engine_args.lora_modules", lambda stage: stage.engine_args.lora_modules),
-    ("engine_args.warmup", lambda stage: stage.engine_args.warmup),
     ("engine_args.compile", lambda stage: stage.engine_args.compile),
     ("engine_args.attention_backend", lambda stage: stage.engine_args.attention_backend),
     ("engine_args.quantization", lambda stage: stage.engine_args.quantization),
@@ -34,22 +33,18 @@ _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("engine_args.vae_slicing", lambda stage: stage.engine_args.vae_slicing),
 )
 
-# Flags that are not a key of the stage as well. The values of secrets are not repeated.
-_FLAGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
-    ("--ray-address", lambda settings: settings.ray_address),
-    ("--api-key", lambda settings: bool(settings.api_keys)),
-    ("--admin-api-key", lambda settings: bool(settings.admin_api_key)),
-    ("--allowed-media-domains", lambda settings: settings.allowed_media_domains),
-    ("--allowed-origins", lambda settings: settings.allowed_origins),
-    ("--data-dir", lambda settings: settings.data_dir),
-    ("--public-url", lambda settings: settings.public_url),
-    ("--root-path", lambda settings: settings.root_path),
-    ("--ssl-keyfile", lambda settings: settings.ssl_keyfile),
-    ("--ssl-certfile", lambda settings: settings.ssl_certfile),
-    (
-        "--chat-image-format",
-        lambda settings: settings.chat_image_format if settings.chat_image_format != "parts" else None,
-    ),
+# Settings that are not a key of the stage as well. The values of secrets are not repeated.
+_SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
+    ("ray_address", lambda settings: settings.ray_address),
+    ("api_keys", lambda settings: bool(settings.api_keys)),
+    ("admin_api_key", lambda settings: bool(settings.admin_api_key)),
+    ("allowed_media_domains", lambda settings: settings.allowed_media_domains),
+    ("allowed_origins", lambda settings: settings.allowed_origins),
+    ("data_dir", lambda settings: settings.data_dir),
+    ("public_url", lambda settings: settings.public_url),
+    ("root_path", lambda settings: settings.root_path),
+    ("ssl_keyfile", lambda settings: settings.ssl_keyfile),
+    ("ssl_certfile", lambda settings: settings.ssl_certfile),
 )
 
 
@@ -65,10 +60,9 @@ def _several_slots(stage: StageConfig) -> int | None:
 
 def unavailable(settings: ServeSettings, stage: StageConfig, *, origin: Origin) -> tuple[ConfigError, ...]:
     """One error per part of this configuration that this version cannot serve."""
-    used = [(origin(key), read(stage)) for key, read in _STAGE_KEYS]
-    used += [(option, read(settings)) for option, read in _FLAGS]
+    used = [(origin(key), value) for key, read in _STAGE_KEYS if (value := read(stage)) not in _OFF]
+    used += [(settings.named(field), value) for field, read in _SETTINGS if (value := read(settings)) not in _OFF]
     return tuple(
         ConfigError("not available in this version", where=where, found=None if value is True else value)
         for where, value in used
-        if value not in _OFF
     )

@@ -71,7 +71,7 @@ def check_devices(stage: StageConfig, *, origin: Origin) -> None:
     size = stage.engine_args.parallel_config.devices_per_replica
     if len(devices) != replicas * size:
         counted = origin("runtime.num_replicas")
-        note = f" (from {counted})" if counted.startswith("--") and counted != where else ""
+        note = "" if counted.endswith("runtime.num_replicas") else f" (from {counted})"
         raise ConfigError(
             f"{replicas} replica(s){note} x {size} device(s) each = {replicas * size}, but {len(devices)} are listed",
             where=where,

@@ -14,7 +14,17 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["ByteSize", "DeviceIds", "Location", "NamedPaths", "Problem", "explain", "key_path", "parse_device_ids"]
+__all__ = [
+    "ByteSize",
+    "DeviceIds",
+    "Location",
+    "NamedPaths",
+    "Problem",
+    "explain",
+    "key_path",
+    "parse_device_ids",
+    "short",
+]
 
 Location = tuple[int | str, ...]
 
@@ -62,7 +72,7 @@ def parse_device_ids(value: object) -> tuple[str, ...]:
 def _parse_bytes(value: object) -> object:
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", value.strip(), re.ASCII)
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)", value.strip(), re.ASCII)
     unit = _BYTE_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise _problem("not a size", _BYTES_WANTED)
@@ -103,6 +113,13 @@ class Problem:
 def key_path(location: Location) -> str:
     """`("stages", 0, "runtime")` as `stages[0].runtime`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def short(found: object) -> object:
+    """A value as a message shows it: null by name, and not all of what is long."""
+    if found is None:
+        return "null"
+    return f"{repr(found)[:200]}..." if isinstance(found, str | list | dict) and len(repr(found)) > 200 else found
 
 
 _WANTED_TYPES = {

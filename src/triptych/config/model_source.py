@@ -1,7 +1,7 @@
 """Where weights come from: a local diffusers directory, a Hugging Face id, or a model inside the package.
 
 `resolve_model` decides by name alone and touches no network; `fetch_model` brings a hub model to disk once, before the
-replicas start; `weight_bytes` tells how large what lies on disk is.
+replicas start; `weight_bytes` and `weight_dtypes` tell what lies on disk.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any, Literal
 from triptych.errors import ConfigError
 from triptych.models import EMBEDDED_MODELS, embedded_path
 
-__all__ = ["ModelSource", "cached_path", "fetch_model", "resolve_model", "weight_bytes"]
+__all__ = ["ModelSource", "cached_path", "fetch_model", "resolve_model", "weight_bytes", "weight_dtypes"]
 
 _INDEX = "model_index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _WANTED = "a local diffusers directory, a Hugging Face id ORG/NAME, or one of " + ", ".join(EMBEDDED_MODELS)
+_MAX_HEADER_BYTES = 100 * 1024**2  # as the safetensors format has it
 # Whatever a component folder holds besides the weights that are loaded: other frameworks, other variants, demos.
 _NOT_LOADED = ["*.msgpack", "*.h5", "*.onnx", "*.onnx_data", "*.ckpt", "*.fp16.*", "*.bf16.*", "*.non_ema.*", "*.py"]
 
@@ -122,6 +123,24 @@ def weight_bytes(path: str) -> int | None:
         weights = _loaded(folder.glob("*.safetensors")) or _loaded(folder.glob("*.bin"))
         total += sum(file.stat().st_size for file in weights)
     return total or None
+
+
+def weight_dtypes(path: str) -> frozenset[str]:
+    """Floating-point types of the weights, as safetensors names them (F32, BF16, ...); empty for other files."""
+    folders = [Path(path) / component for component in _components(Path(path))]
+    files = [file for folder in folders for file in _loaded(folder.glob("*.safetensors"))]
+    return frozenset(dtype for file in files for dtype in _header_dtypes(file) if dtype.startswith(("F", "BF")))
+
+
+def _header_dtypes(file: Path) -> list[str]:
+    with file.open("rb") as data:
+        length = int.from_bytes(data.read(8), "little")
+        try:
+            header = json.loads(data.read(min(length, _MAX_HEADER_BYTES)))
+        except ValueError:
+            header = None  # no safetensors file: whoever loads it will say so
+    entries = header.values() if isinstance(header, dict) else ()
+    return [str(entry["dtype"]) for entry in entries if isinstance(entry, dict) and "dtype" in entry]
 
 
 def _loaded(files: Any) -> Sequence[Path]:

@@ -7,15 +7,32 @@ OpenAI's are: `true` is no integer and neither is `2.0`; JSON null means the def
 
 from __future__ import annotations
 
-import difflib
 import secrets
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from triptych.config.limits import (
+    MAX_SEED,
+    Limits,
+    check_frames,
+    check_pixels,
+    check_seconds,
+    check_seed,
+    check_sides,
+    check_steps,
+    check_timeout,
+)
+from triptych.config.parameter_errors import (
+    MAX_TEXT_CHARACTERS,
+    first_error,
+    invalid,
+    nearest,
+    parameter_error,
+    shown,
+)
 from triptych.errors import ConfigError, ErrorCode, TriptychError
 from triptych.messages import GenerationRequest, ModelInfo, OutputSpec, SamplingParams
 
@@ -23,8 +40,11 @@ __all__ = [
     "CommonParameters",
     "Limits",
     "LoraParameter",
+    "Priority",
     "SamplingDefaults",
     "build_request",
+    "check_timeout",
+    "check_without_model",
     "nearest",
     "parameter_error",
     "parse_parameters",
@@ -33,25 +53,13 @@ __all__ = [
     "validate_defaults",
 ]
 
-MAX_SEED = 2**63 - 1
-MAX_TEXT_CHARACTERS = 32_000
-
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
 Label = Annotated[str, Field(max_length=256)]
 Count = Annotated[int, Field(ge=1, le=10)]
 Positive = Annotated[int, Field(ge=1)]
 Guidance = Annotated[float, Field(ge=0, le=100)]
+Priority = Annotated[int, Field(ge=-100, le=100)]
 Scalar = bool | Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | float | Text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the operator allows: pixels per frame, frames per clip, denoising steps, seconds per request."""
-
-    max_pixels: int
-    max_num_frames: int
-    max_num_inference_steps: int
-    request_timeout_s: float
 
 
 class _Model(BaseModel):
@@ -92,7 +100,7 @@ class CommonParameters(SamplingDefaults):
 
     prompt: Text
     lora: LoraParameter | None = None
-    priority: Annotated[int, Field(ge=-100, le=100)] | None = None
+    priority: Priority | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
     session: Label | None = None
     user: Label | None = None
@@ -105,6 +113,7 @@ _NEVER_EXTRA = frozenset(
 )
 _NEVER_EXTRA_PREFIXES = ("callback", "image")
 _NEVER_EXTRA_SUFFIXES = ("_embeds", "_kwargs")
+_LARGEST_FRAME_MULTIPLE = 16  # models round clips to 1 more than a multiple of 4 or 8 frames; 16 leaves room
 
 
 def parse_parameters(fields: Mapping[str, Any], *, form: bool = False) -> CommonParameters:
@@ -119,27 +128,41 @@ def parse_parameters(fields: Mapping[str, Any], *, form: bool = False) -> Common
     except ValidationError as error:
         raise parameter_error(error, CommonParameters.model_fields) from None
     if not parameters.prompt.strip():
-        raise _invalid("prompt", f"must not be blank, got {shown(parameters.prompt)}")
+        raise invalid("prompt", f"must not be blank, got {shown(parameters.prompt)}")
     return parameters
 
 
-def validate_defaults(mapping: Mapping[str, Any], *, where: str) -> SamplingDefaults:
+def validate_defaults(mapping: Mapping[str, Any], *, where: str, limits: Limits | None = None) -> SamplingDefaults:
     """Validate a stage file's `default_sampling_params`; `where` is its key path. Raises `ConfigError`."""
     try:
         defaults = SamplingDefaults.model_validate(dict(mapping))
-        _count(defaults)
-        _size_pair(defaults)
+        _check_names(defaults)
+        if limits is not None:
+            check_without_model(defaults, limits)
     except ValidationError as error:
-        param, message, found = _first_error(error)
+        param, message, found = first_error(error)
         if error.errors(include_url=False)[0]["type"] == "extra_forbidden":
             message = f"is not a sampling parameter that can be preset{nearest(param, SamplingDefaults.model_fields)}"
         raise ConfigError(message, where=f"{where}.{param}", found=found) from None
     except TriptychError as error:
         raise ConfigError(error.message, where=f"{where}.{error.param}") from None
-    for name in defaults.extra_args or {}:
-        if _is_reserved(name):
-            raise ConfigError("is reserved and cannot be passed on", where=f"{where}.extra_args.{name}")
     return defaults
+
+
+def check_without_model(said: SamplingDefaults, limits: Limits) -> None:
+    """Refuse what no model could make of these values alone, before one is loaded. Raises `TriptychError`."""
+    _check_names(said)
+    if said.seed is not None:
+        check_seed(said.seed, _count(said) or 1)
+    if sides := [side for side in _size_pair(said) if side is not None]:
+        check_pixels(sides, limits, param=_size_param(said))
+        check_sides(sides, said.output_format or "png", param=_size_param(said))
+    if said.num_inference_steps is not None:
+        check_steps(said.num_inference_steps, limits)
+    if said.num_frames is not None:
+        check_frames(said.num_frames, limits, param="num_frames")
+    if said.seconds is not None:
+        check_seconds(said.seconds, said.fps or 1, limits, slack=_LARGEST_FRAME_MULTIPLE)
 
 
 def unsupported_parameters(parameters: SamplingDefaults, info: ModelInfo) -> list[str]:
@@ -162,16 +185,16 @@ def build_request(
 ) -> GenerationRequest:
     """Check against model and limits, resolve every default once, draw the seed. Raises `TriptychError`."""
     _check_supported(parameters, info)
-    n = _count(parameters) or _count(defaults) or 1
-    video = info.kind == "video"
-    width, height = _resolve_size(parameters, defaults, info, limits)
-    num_frames, fps = _resolve_frames(parameters, defaults, info, limits) if video else (None, None)
+    n, video = _count(parameters) or _count(defaults) or 1, info.kind == "video"
 
     def pick(name: str) -> Any:
         if (value := getattr(parameters, name)) is not None:
             return value
         return getattr(defaults, name) if _is_supported(name, defaults, info) else None
 
+    output = OutputSpec("mp4") if video else OutputSpec(pick("output_format") or "png", pick("output_compression"))
+    width, height = _resolve_size(parameters, defaults, info, limits, output_format=output.format)
+    num_frames, fps = _resolve_frames(parameters, defaults, info, limits) if video else (None, None)
     params = SamplingParams(
         prompt=parameters.prompt,
         seed=_resolve_seed(pick("seed"), n),
@@ -186,7 +209,6 @@ def build_request(
         fps=fps,
         extra_args=_resolve_extra_args(parameters, defaults, info),
     )
-    output = OutputSpec("mp4") if video else OutputSpec(pick("output_format") or "png", pick("output_compression"))
     return GenerationRequest(
         id=request_id or f"req_{secrets.token_hex(16)}",
         model=model,
@@ -202,36 +224,6 @@ def build_request(
     )
 
 
-def parameter_error(error: ValidationError, known: Iterable[str]) -> TriptychError:
-    """The first failure of a Pydantic validation as an answer to the client; `known` feeds the nearest-name hint."""
-    kind = error.errors(include_url=False)[0]["type"]
-    param, message, found = _first_error(error)
-    if kind == "missing":
-        return TriptychError(ErrorCode.MISSING_PARAMETER, f"{param} is required", param=param)
-    if kind == "extra_forbidden":
-        message = f"unknown parameter {shown(param)}{nearest(param, known)}"
-        return TriptychError(ErrorCode.UNKNOWN_PARAMETER, message, param=param)
-    return _invalid(param, f"{message}, got {found if kind == 'string_too_long' else shown(found)}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of an "unknown" message: `; did you mean 'seed'?`, or nothing when no known name is near."""
-    matches = difflib.get_close_matches(name[:64], list(known), n=1)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
-
-
-def shown(value: object) -> str:
-    """A value as an error message repeats it: short, one line, containers by type only."""
-    if isinstance(value, dict | list | tuple):
-        return "an object" if isinstance(value, dict) else "an array"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return "an integer of more than 40 digits"
-    text = repr(value[:65] if isinstance(value, str) else value)
-    return text if len(text) <= 64 else f"{text[:61]}..."
-
-
 def _from_form(name: str, value: Any) -> Any:
     if name in _STRINGS or not isinstance(value, str):
         return value
@@ -240,25 +232,6 @@ def _from_form(name: str, value: Any) -> Any:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return value
     return value if parsed is None else parsed
-
-
-def _first_error(error: ValidationError) -> tuple[str, str, object]:
-    first = error.errors(include_url=False)[0]
-    location, message, found = [str(part) for part in first["loc"]], first["msg"], first["input"]
-    if location[0] == "extra_args" and len(location) > 1:
-        location = location[:2]
-        message = f"must be a boolean, a finite 64-bit number or a string of at most {MAX_TEXT_CHARACTERS} characters"
-    elif first["type"] == "string_pattern_mismatch":
-        message = 'must be "WxH" in pixels, such as "1024x1024", or "auto"'
-    for start in ("Input should ", "String should "):
-        message = message.replace(start, "must ")
-    if first["type"] == "string_too_long":
-        found = f"{len(str(found))} characters"
-    return ".".join(location), message, found
-
-
-def _invalid(param: str, message: str) -> TriptychError:
-    return TriptychError(ErrorCode.INVALID_VALUE, f"{param} {message}", param=param)
 
 
 def _is_supported(name: str, parameters: SamplingDefaults, info: ModelInfo) -> bool:
@@ -273,13 +246,20 @@ def _is_supported(name: str, parameters: SamplingDefaults, info: ModelInfo) -> b
     return name in info.parameters
 
 
-def _check_supported(parameters: CommonParameters, info: ModelInfo) -> None:
-    if parameters.lora is not None:
+def _check_names(said: SamplingDefaults) -> None:
+    """What is wrong whatever the values are: two names that disagree, reserved names, what is not built."""
+    if isinstance(said, CommonParameters) and said.lora is not None:
         raise TriptychError(ErrorCode.NOT_AVAILABLE, "lora is not available in this version", param="lora")
-    for name in parameters.extra_args or {}:
+    for name in said.extra_args or {}:
         if _is_reserved(name):
             message = f"extra_args may not set {shown(name)}: the name is reserved"
             raise TriptychError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=f"extra_args.{name}")
+    _count(said)
+    _size_pair(said)
+
+
+def _check_supported(parameters: CommonParameters, info: ModelInfo) -> None:
+    _check_names(parameters)
     for name in unsupported_parameters(parameters, info):
         takes = f"; extra_args it takes: {', '.join(info.extra_parameters) or 'none'}" if "." in name else ""
         message = f"{name} is not supported by this model ({info.pipeline}){takes}"
@@ -298,7 +278,7 @@ def _is_reserved(name: str) -> bool:
 def _count(parameters: SamplingDefaults) -> int | None:
     n, alias = parameters.n, parameters.num_outputs_per_prompt
     if n is not None and alias is not None and n != alias:
-        raise _invalid("num_outputs_per_prompt", f"is another name of n and must agree with it, got {alias} and n {n}")
+        raise invalid("num_outputs_per_prompt", f"is another name of n and must agree with it, got {alias} and n {n}")
     return alias if n is None else n
 
 
@@ -310,12 +290,19 @@ def _size_pair(parameters: SamplingDefaults) -> tuple[int | None, int | None]:
     size_width, size_height = (int(side) for side in parameters.size.lower().split("x"))
     for name, side, other in (("width", width, size_width), ("height", height, size_height)):
         if side is not None and side != other:
-            raise _invalid(name, f"must agree with size {parameters.size}, got {side}")
+            raise invalid(name, f"must agree with size {parameters.size}, got {side}")
     return size_width, size_height
 
 
+def _size_param(parameters: SamplingDefaults) -> str:
+    """The parameter that a wrong size is blamed on."""
+    if parameters.width is parameters.height is None:
+        return "size"
+    return "height" if parameters.width is None else "width"
+
+
 def _resolve_size(
-    parameters: CommonParameters, defaults: SamplingDefaults, info: ModelInfo, limits: Limits
+    parameters: CommonParameters, defaults: SamplingDefaults, info: ModelInfo, limits: Limits, *, output_format: str
 ) -> tuple[int | None, int | None]:
     if not {"width", "height"}.issubset(info.parameters):
         return None, None
@@ -325,19 +312,16 @@ def _resolve_size(
         first or second or third
         for first, second, third in zip(said, preset, (info.default_width, info.default_height), strict=True)
     )
-    blame = (
-        "size" if parameters.width is parameters.height is None else "height" if parameters.width is None else "width"
-    )
+    param = _size_param(parameters)
     for name, side in (("width", width), ("height", height)):
         if side % info.size_multiple:
             message = f"must be a positive multiple of {info.size_multiple} pixels, got {name} {shown(side)}"
-            raise _invalid("size" if blame == "size" else name, message)
-    if width * height > limits.max_pixels:
-        pixels = f"{shown(width)}x{shown(height)} has {shown(width * height)} pixels"
-        raise _invalid(blame, f"{pixels}, the limit is {limits.max_pixels}")
+            raise invalid("size" if param == "size" else name, message)
+    check_pixels((width, height), limits, param=param)
+    check_sides((width, height), output_format, param=param)
     if info.sizes and (width, height) not in info.sizes:
         sizes = ", ".join(f"{w}x{h}" for w, h in info.sizes)
-        raise _invalid(blame, f"must be one of {sizes}, got {width}x{height}")
+        raise invalid(param, f"must be one of {sizes}, got {width}x{height}")
     return width, height
 
 
@@ -349,29 +333,25 @@ def _resolve_frames(
     said = parameters if parameters.num_frames or parameters.seconds else defaults
     param, num_frames, multiple = "num_frames", said.num_frames, info.frame_multiple
     if said.seconds is not None:
-        if said.seconds * fps > limits.max_num_frames + multiple:
-            limit = f"{fps} fps and at most {limits.max_num_frames} frames"
-            raise _invalid("seconds", f"is too long for {limit}, got {shown(said.seconds)}")
+        check_seconds(said.seconds, fps, limits, slack=multiple)
         from_seconds = max(0, int((said.seconds * fps - 1) / multiple + 0.5)) * multiple + 1
         if num_frames is not None and num_frames != from_seconds:
             message = f"must agree with num_frames {num_frames}, got {said.seconds:g} s, {from_seconds} frames"
-            raise _invalid("seconds", f"{message} at {fps} fps")
+            raise invalid("seconds", f"{message} at {fps} fps")
         param, num_frames = "seconds", from_seconds
     frames = num_frames or info.default_num_frames
-    if frames > limits.max_num_frames:
-        raise _invalid(param, f"must be at most {limits.max_num_frames} frames, got {shown(frames)}")
+    check_frames(frames, limits, param=param)
     if (frames - 1) % multiple:
         below = frames - (frames - 1) % multiple
         message = f"must be 1 more than a multiple of {multiple}, such as {below} or {below + multiple}, got {frames}"
-        raise _invalid(param, message)
+        raise invalid(param, message)
     return frames, fps
 
 
 def _resolve_seed(seed: int | None, n: int) -> int:
     if seed is None:
         return secrets.randbits(32)
-    if seed + n - 1 > MAX_SEED:
-        raise _invalid("seed", f"must be at most {MAX_SEED - n + 1} for n {n} (image i uses seed + i), got {seed}")
+    check_seed(seed, n)
     return seed
 
 
@@ -379,16 +359,14 @@ def _resolve_steps(steps: int | None, info: ModelInfo, limits: Limits) -> int | 
     if "num_inference_steps" not in info.parameters:
         return None
     steps = steps or info.default_num_inference_steps
-    if steps > limits.max_num_inference_steps:
-        raise _invalid("num_inference_steps", f"must be at most {limits.max_num_inference_steps}, got {shown(steps)}")
+    check_steps(steps, limits)
     return steps
 
 
 def _resolve_timeout(timeout: float | None, limits: Limits) -> float:
     if timeout is None:
         return limits.request_timeout_s
-    if timeout > limits.request_timeout_s:
-        raise _invalid("timeout", f"must be at most {limits.request_timeout_s:g} seconds, got {shown(timeout)}")
+    check_timeout(timeout, limits)
     return timeout
 
 

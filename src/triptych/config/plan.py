@@ -13,6 +13,7 @@ from typing import Any
 from triptych.config.availability import unavailable
 from triptych.config.devices import Assignment, Machine, Origin, assign_devices, check_devices, discover_machine
 from triptych.config.model_source import ModelSource, resolve_model
+from triptych.config.parameters import SamplingDefaults, validate_defaults
 from triptych.config.settings import ServeSettings
 from triptych.config.stage_file import read_stage_file
 from triptych.config.tree import StageConfig
@@ -26,15 +27,23 @@ _EMBEDDED_REPLICAS = 2
 _UNNAMED = "(no model)"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-# Flags that win over a key of the stage file: section of the stage, key, field of the settings, option.
+# Settings that win over the key of the same name in a section of the stage.
 _OVERRIDES = (
-    ("runtime", "num_replicas", "num_replicas", "--num-replicas"),
-    ("runtime", "devices", "devices", "--devices"),
-    ("runtime", "executor", "executor", "--executor"),
-    ("runtime", "max_queue_size", "max_queue_size", "--max-queue-size"),
-    ("engine_args", "max_num_seqs", "max_num_seqs", "--max-num-seqs"),
-    ("engine_args", "lora_modules", "lora_modules", "--lora-modules"),
-    ("engine_args", "revision", "revision", "--revision"),
+    ("runtime", "num_replicas"),
+    ("runtime", "devices"),
+    ("runtime", "executor"),
+    ("runtime", "max_queue_size"),
+    ("engine_args", "max_num_seqs"),
+    ("engine_args", "lora_modules"),
+    ("engine_args", "revision"),
+)
+# Keys that the simulated engine would not read.
+_DIFFUSERS_KEYS = (
+    ("runtime", "cpu_threads"),
+    ("engine_args", "dtype"),
+    ("engine_args", "deterministic"),
+    ("engine_args", "warmup"),
+    ("engine_args", "revision"),
 )
 
 
@@ -42,13 +51,15 @@ _OVERRIDES = (
 class ServePlan:
     """What will be served; each of `replicas` is one engine process.
 
-    `stage` has the flags folded in and what was left out filled in; `settings` says the same. `model` is the name
-    shown to clients, the first of `served_model_names`. A hub model is in `replicas` by its id until `fetch_model` has
-    brought it to disk. `warnings` are for the log, or for `check` to print.
+    `stage` has the flags folded in and what was left out filled in; `settings` says the same. `defaults` are its
+    `default_sampling_params`, within the limits. `model` is the name shown to clients, the first of
+    `served_model_names`. A hub model is in `replicas` by its id until `fetch_model` has brought it to disk. `warnings`
+    are for the log, or for `check` to print.
     """
 
     settings: ServeSettings
     stage: StageConfig
+    defaults: SamplingDefaults
     replicas: tuple[ReplicaSpec, ...]
     assignments: tuple[Assignment, ...]
     served_model_names: tuple[str, ...]
@@ -69,19 +80,22 @@ def build_plan(
     A model left to the command line, or what this version does not build, is an error of its own kind: with
     `refuse_unavailable=False` (for `check`) a warning.
     """
-    path = settings.stage_configs_path
     stage, warnings = _base_stage(settings)
     stage, overridden = _fold(stage, settings)
 
     def origin(key: str) -> str:
-        option = overridden.get(key)
-        return option or (f"{path}: stages[0].{key}" if path else f"--{key.rpartition('.')[2].replace('_', '-')}")
+        field, path = key.rpartition(".")[2], settings.stage_configs_path
+        return f"{path}: stages[0].{key}" if path and key not in overridden else settings.named(field)
 
+    _check_engine_keys(stage, origin=origin)
+    presets = f"{settings.stage_configs_path}: stages[0].default_sampling_params"
+    defaults = validate_defaults(stage.default_sampling_params, where=presets, limits=settings.limits())
     source = _model_source(settings, stage, origin=origin)
-    missing = [*_missing_model(source, stage, origin=origin), *unavailable(settings, stage, origin=origin)]
+    missing = [*_missing_model(source, settings, stage, origin=origin), *unavailable(settings, stage, origin=origin)]
     check_devices(stage, origin=origin)
     if missing and refuse_unavailable:
         raise missing[0]
+    refused = (f"{part}; `serve` refuses this" for part in missing)
     machine = _machine_for(settings, machine or discover_machine(environ))
     assignments, notes = assign_devices(stage, machine, origin=origin, environ=environ)
     stage = _effective(stage, assignments, source)
@@ -89,15 +103,16 @@ def build_plan(
     names = settings.served_model_names or (settings.model or source.name,)
     return ServePlan(
         settings=settings.model_copy(
-            update={field: getattr(getattr(stage, at), key) for at, key, field, _ in _OVERRIDES}
+            update={key: getattr(getattr(stage, section), key) for section, key in _OVERRIDES}
         ),
         stage=stage,
+        defaults=defaults,
         replicas=_replica_specs(settings, stage, assignments, model=source.path or source.name),
         assignments=assignments,
         served_model_names=names,
         model=names[0],
         model_source=source,
-        warnings=(*warnings, *machine.warnings, *notes, *map(str, missing), *_exposure(settings)),
+        warnings=(*warnings, *machine.warnings, *notes, *refused, *_exposure(settings)),
     )
 
 
@@ -123,15 +138,15 @@ def _machine_for(settings: ServeSettings, machine: Machine) -> Machine:
     return replace(machine, accelerators=(), warnings=(*machine.warnings, note))
 
 
-def _fold(stage: StageConfig, settings: ServeSettings) -> tuple[StageConfig, dict[str, str]]:
-    """The stage with flags in place of its keys, and which option now speaks for which key."""
+def _fold(stage: StageConfig, settings: ServeSettings) -> tuple[StageConfig, set[str]]:
+    """The stage with settings in place of its keys, and which keys these are."""
     updates: dict[str, dict[str, Any]] = {"runtime": {}, "engine_args": {}}
-    overridden: dict[str, str] = {}
-    for section, key, field, option in _OVERRIDES:
-        value = getattr(settings, field)
+    overridden: set[str] = set()
+    for section, key in _OVERRIDES:
+        value = getattr(settings, key)
         if value not in (None, {}):
             updates[section][key] = value
-            overridden[f"{section}.{key}"] = option
+            overridden.add(f"{section}.{key}")
     return (
         stage.model_copy(
             update={
@@ -143,21 +158,29 @@ def _fold(stage: StageConfig, settings: ServeSettings) -> tuple[StageConfig, dic
     )
 
 
+def _check_engine_keys(stage: StageConfig, *, origin: Origin) -> None:
+    """Nothing is accepted without effect. Raises `ConfigError`."""
+    if stage.engine_args.engine != "simulated":
+        return
+    for section, key in _DIFFUSERS_KEYS:
+        part = getattr(stage, section)
+        if (found := getattr(part, key)) != type(part).model_fields[key].default:
+            raise ConfigError("read by engine diffusers only", where=origin(f"{section}.{key}"), found=found)
+
+
 def _effective(stage: StageConfig, assignments: tuple[Assignment, ...], source: ModelSource) -> StageConfig:
     """The stage with what was left out filled in."""
     devices = tuple(device for assignment in assignments for device in assignment.devices)
     model = None if source.name == _UNNAMED else source.name
-    runtime = {"devices": devices, "cpu_threads": assignments[0].cpu_threads}
+    runtime: dict[str, Any] = {"devices": devices}
+    if stage.engine_args.engine != "simulated":
+        runtime["cpu_threads"] = assignments[0].cpu_threads
     return stage.model_copy(
         update={
             "runtime": stage.runtime.model_copy(update=runtime),
             "engine_args": stage.engine_args.model_copy(update={"model": model}),
         }
     )
-
-
-def _model_origin(stage: StageConfig, origin: Origin) -> str:
-    return origin("engine_args.model") if stage.engine_args.model else "MODEL"
 
 
 def _model_source(settings: ServeSettings, stage: StageConfig, *, origin: Origin) -> ModelSource:
@@ -169,16 +192,27 @@ def _model_source(settings: ServeSettings, stage: StageConfig, *, origin: Origin
         return ModelSource("none", name or engine)
     if name is None and settings.stage_configs_path is not None:
         return ModelSource("none", _UNNAMED)
-    return resolve_model(name or DEFAULT_MODEL, where=_model_origin(stage, origin))
+    where = origin("engine_args.model") if stage.engine_args.model else settings.named("model")
+    source = resolve_model(name or DEFAULT_MODEL, where=where)
+    if stage.engine_args.revision is not None and source.kind != "hub":
+        raise ConfigError(
+            "revision needs a Hugging Face model",
+            where=origin("engine_args.revision"),
+            found=stage.engine_args.revision,
+            wanted="a Hugging Face id ORG/NAME as the model, or no revision",
+        )
+    return source
 
 
-def _missing_model(source: ModelSource, stage: StageConfig, *, origin: Origin) -> tuple[ConfigError, ...]:
+def _missing_model(
+    source: ModelSource, settings: ServeSettings, stage: StageConfig, *, origin: Origin
+) -> tuple[ConfigError, ...]:
     if source.kind == "embedded" and source.path is None:
-        where = _model_origin(stage, origin)
+        where = origin("engine_args.model") if stage.engine_args.model else settings.named("model")
         return (ConfigError("not available in this version", where=where, found=source.name),)
     if source.kind == "none" and source.name == _UNNAMED:
-        where = origin("engine_args.model")
-        return (ConfigError("no model is named", where=where, wanted="a model there, or MODEL for `serve`"),)
+        wanted = f"a model there, or {settings.named('model')} on the command line"
+        return (ConfigError("no model is named", where=origin("engine_args.model"), wanted=wanted),)
     return ()
 
 
@@ -209,4 +243,5 @@ def _replica_specs(
 def _exposure(settings: ServeSettings) -> tuple[str, ...]:
     if settings.host in _LOOPBACK or settings.api_keys:
         return ()
-    return (f"--host {settings.host}: no API key is set, so whoever reaches port {settings.port} can use the server",)
+    where, port = settings.named("host"), settings.port
+    return (f"{where} {settings.host}: no API key is set, so whoever reaches port {port} can use the server",)

@@ -1,8 +1,8 @@
 """The flags of `triptych serve`: one field per flag, and that field is all there is to know of it.
 
 Option name, environment variable, help text, default and check come from `ServeSettings`; the command line and the
-documentation are generated from it. `read_settings` merges what was typed over the environment over the defaults;
-None means that the stage file may speak.
+documentation are generated from it. `read_settings` merges what was typed over the environment over the defaults, and
+`ServeSettings.named` says by which name a value came; None means that the stage file may speak.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from triptych.config.fields import ByteSize, DeviceIds, NamedPaths, explain
+from triptych.config.fields import ByteSize, DeviceIds, NamedPaths, explain, short
+from triptych.config.limits import Limits
 from triptych.errors import ConfigError
 
 __all__ = ["Flag", "FlagSpec", "ServeSettings", "flag_specs", "read_settings"]
@@ -85,7 +88,7 @@ class ServeSettings(BaseModel):
     max_num_frames: Annotated[int, Field(ge=1), Flag("Frames of a clip.", "N", _LIMITS)] = 257
     max_num_inference_steps: Annotated[int, Field(ge=1), Flag("Denoising steps.", "N", _LIMITS)] = 1000
     max_body_size: Annotated[
-        ByteSize, Field(ge=1), Flag("Body of an HTTP request, in bytes or as 64MiB.", "SIZE", _LIMITS)
+        ByteSize, Field(ge=1, le=1024**4), Flag("Body of an HTTP request, in bytes or as 64MiB.", "SIZE", _LIMITS)
     ] = 64 * 1024**2
 
     host: Annotated[str, Field(min_length=1), Flag("Address to listen at.", "HOST")] = "127.0.0.1"
@@ -115,6 +118,21 @@ class ServeSettings(BaseModel):
         _Names, Flag("Host that input pictures may be fetched from.", "DOMAIN", _ACCESS)
     ] = ()
     allowed_origins: Annotated[_Names, Flag("Web origin that browsers may call from.", "ORIGIN", _ACCESS)] = ()
+
+    _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def named(self, field: str) -> str:
+        """What messages call a field: the flag, or the variable where the value came from the environment."""
+        return self._names.get(field) or _specs()[field].option
+
+    def limits(self) -> Limits:
+        """What one request may ask for."""
+        return Limits(
+            max_pixels=self.max_pixels,
+            max_num_frames=self.max_num_frames,
+            max_num_inference_steps=self.max_num_inference_steps,
+            request_timeout_s=self.request_timeout,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +176,22 @@ def flag_specs() -> tuple[FlagSpec, ...]:
     return tuple(specs)
 
 
-def read_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> ServeSettings:
+@cache
+def _specs() -> dict[str, FlagSpec]:
+    return {spec.field: spec for spec in flag_specs()}
+
+
+def read_settings(
+    given: Mapping[str, object], environ: Mapping[str, str], *, options: Mapping[str, str] = MappingProxyType({})
+) -> ServeSettings:
     """What was typed (`given`, by field; None: not typed) over the environment over the defaults.
 
-    Raises `ConfigError` that names the flag, or the variable where the value came from there.
+    `options` are fields that the command calls by another name than `serve`. Raises `ConfigError` that names the flag,
+    or the variable where the value came from there.
     """
     values = {name: value for name, value in given.items() if value is not None}
-    sources: dict[str, str] = {}
-    specs = {spec.field: spec for spec in flag_specs()}
-    for spec in specs.values():
+    names = dict(options)
+    for spec in _specs().values():
         text = environ.get(spec.variable, "").strip()
         if spec.field in values or not text:
             continue
@@ -174,15 +199,18 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> Se
             _log.warning("%s=%s is ignored: Kubernetes sets it for a Service named triptych", spec.variable, text)
             continue
         values[spec.field] = [part.strip() for part in text.split(",")] if spec.is_list else text
-        sources[spec.field] = spec.variable
+        names[spec.field] = spec.variable
     try:
-        return ServeSettings.model_validate(values)
+        settings = ServeSettings.model_validate(values)
     except ValidationError as error:
         problem = explain(error)
-        spec = specs[str(problem.location[0])]
+        spec = _specs()[str(problem.location[0])]
+        name = names.get(spec.field, spec.option)
         raise ConfigError(
             "not a good value" if problem.message == "wrong type" else problem.message,
-            where=sources.get(spec.field, spec.option),
-            found="(a secret)" if spec.flag.secret else environ.get(sources.get(spec.field, ""), problem.found),
+            where=name,
+            found="(a secret)" if spec.flag.secret else short(environ.get(name, problem.found)),
             wanted=problem.wanted,
         ) from error
+    settings._names = names
+    return settings

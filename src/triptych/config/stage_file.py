@@ -1,29 +1,25 @@
 """A stage file on disk becomes a checked `StageFile`, or a `ConfigError` with file, key path, found and wanted.
 
 YAML text, then plain data (`strict_yaml`), then the frozen tree (`tree`), then what no single key can tell: engine and
-routing names, device names, counts. `read_stage_file` leaves the counts out, for flags may still change them.
+routing names, presets. Devices and counts are left to `plan`, for flags may still change them.
 """
 
 from __future__ import annotations
 
 import difflib
-import logging
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from triptych.config.devices import check_devices
-from triptych.config.fields import Location, Problem, explain, key_path
+from triptych.config.fields import Location, Problem, explain, key_path, short
 from triptych.config.parameters import validate_defaults
 from triptych.config.strict_yaml import load_yaml
 from triptych.config.tree import StageConfig, StageFile
 from triptych.errors import ConfigError
 
-__all__ = ["BUILTIN_ENGINES", "ENGINE_GROUP", "ROUTING_POLICIES", "load_stage_file", "read_stage_file"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["BUILTIN_ENGINES", "ENGINE_GROUP", "ROUTING_POLICIES", "read_stage_file"]
 
 BUILTIN_ENGINES = ("diffusers", "simulated")
 ENGINE_GROUP = "triptych.engines"
@@ -43,17 +39,8 @@ the list `stages` with one entry:
       engine_args: {model: ORG/NAME}"""
 
 
-def load_stage_file(path: str | Path) -> StageFile:
-    """Everything checked, counts included; keys that are read over are logged. Raises `ConfigError`."""
-    stage_file = read_stage_file(path)
-    for warning in stage_file.warnings:
-        _log.warning(warning)
-    check_devices(stage_file.stages[0], origin=lambda key: f"{path}: stages[0].{key}")
-    return stage_file
-
-
 def read_stage_file(path: str | Path) -> StageFile:
-    """As `load_stage_file`, but device names and counts are left to the caller. Raises `ConfigError`."""
+    """What the file says, checked as far as flags cannot change it. Raises `ConfigError`."""
     raw = load_yaml(path)
     stages = _stage_list(raw, str(path))
     warnings = _drop_ignored(raw, stages, str(path))
@@ -76,7 +63,7 @@ def _stage_list(raw: Any, path: str) -> list[Any]:
         raise ConfigError("this form is no longer read", where=f"{path}: stage_args", wanted=_NEW_FORM)
     stages = raw.get("stages")
     if "stages" in raw and not isinstance(stages, list):
-        raise ConfigError("not a list", where=f"{path}: stages", found=stages, wanted="a list with one stage")
+        raise ConfigError("not a list", where=f"{path}: stages", found=short(stages), wanted="a list with one stage")
     if stages == []:
         raise ConfigError("the list is empty", where=f"{path}: stages", wanted="a list with one stage")
     return stages or []
@@ -105,9 +92,9 @@ def _check_stage_types(stages: list[Any], path: str) -> None:
         found = stage.get("stage_type", "diffusion") if isinstance(stage, dict) else "diffusion"
         if found != "diffusion":
             raise ConfigError(
-                f"stages of type {found!r} are not served here",
+                f"stages of type {short(found)!r} are not served here",
                 where=f"{path}: stages[{index}].stage_type",
-                found=found,
+                found=short(found),
                 wanted="'diffusion'",
             )
     if len(stages) > 1:
@@ -143,10 +130,8 @@ def _config_error(problem: Problem, path: str) -> ConfigError:
     message, found, wanted = problem.message, problem.found, problem.wanted
     if problem.kind == "extra_forbidden":
         message, found, wanted = "unknown key", problem.location[-1], _nearest_key(problem.location)
-    elif found is None and problem.kind != "missing":
-        found = "null"
-    elif isinstance(found, str | list | dict) and len(repr(found)) > 200:
-        found = f"{repr(found)[:200]}..."
+    elif problem.kind != "missing":
+        found = short(found)
     if problem.others:
         message += f" (the first of {problem.others + 1} problems)"
     return ConfigError(message, where=where, found=found, wanted=wanted)

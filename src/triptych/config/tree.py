@@ -83,7 +83,7 @@ class EngineArgs(_Section):
     max_num_seqs: _Count = 1
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     deterministic: bool = False
-    warmup: Any = None
+    warmup: bool = True
     compile: Any = None
     attention_backend: str | None = None
     quantization: Any = None

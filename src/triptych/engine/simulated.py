@@ -21,7 +21,6 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from PIL import Image
@@ -67,10 +66,13 @@ _MODEL = ModelInfo(
         "num_frames",
         "fps",
         "image",
-        "mask_image",
+        "mask",
     ),
     size_multiple=1,
 )
+
+
+_Look = tuple[str, int, int, int | None]  # format, width, height, compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class SimulatedEngine:
         self._slots = spec.max_num_seqs
         self._cost = CostModel.from_engine_args(section)
         self._flat = section.get("image") == "flat"
-        self._picture = lru_cache(maxsize=_PICTURES_KEPT)(self._draw)
+        self._pictures: dict[_Look, bytes] = {}
         self._changed = threading.Condition()
         self._waiting: deque[_Unit] = deque()
         self._running: dict[Address, _Unit] = {}
@@ -259,7 +261,16 @@ class SimulatedEngine:
             return
         width = unit.params.width or _MODEL.default_width
         height = unit.params.height or _MODEL.default_height
-        data = self._picture(unit.output.format, width, height, unit.output.compression)
+        try:
+            data = self._picture(work, (unit.output.format, width, height, unit.output.compression))
+        except (OSError, ValueError) as error:  # Pillow's word for a side that the format cannot hold
+            message = f"{width}x{height} cannot be encoded as {unit.output.format}: {error}"
+            self._emit(Failure(unit.address, ErrorCode.INVALID_VALUE.value, message, "output_format"), ())
+            return
+        except (MemoryError, OverflowError):
+            message = f"there is too little memory to draw {width}x{height}"
+            self._emit(Failure(unit.address, ErrorCode.OUT_OF_MEMORY.value, message, "size"), ())
+            return
         if unit.output.format == "png":
             text = json.dumps({"prompt": unit.params.prompt, "seed": unit.params.seed})
             data = splice_text(data, _TEXT_KEYWORD, text)
@@ -277,6 +288,17 @@ class SimulatedEngine:
             ),
             (data,),
         )
+
+    def _picture(self, work: _Unit, look: _Look) -> bytes:
+        if (data := self._pictures.get(look)) is None:
+            if not work.started_at:  # drawing may cost the process, and then it must be known that the unit had begun
+                self._emit(Progress(address=work.message.address, step=0, steps=work.steps), ())
+            data = self._draw(*look)
+            with self._changed:
+                if len(self._pictures) >= _PICTURES_KEPT:
+                    del self._pictures[next(iter(self._pictures))]
+                self._pictures[look] = data
+        return data
 
     def _draw(self, format: str, width: int, height: int, compression: int | None) -> bytes:
         """The picture of this size; the same bytes in every process."""

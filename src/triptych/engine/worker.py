@@ -205,6 +205,7 @@ class Worker:
 def pin_devices(spec: ReplicaSpec) -> None:
     """Confine this process to the devices of `spec`: CUDA by its variable, CPU slots by affinity."""
     if spec.device_kind == "cuda":
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order in which ids were dealt out
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices or spec.devices)
     if spec.cpu_affinity:
         try:
