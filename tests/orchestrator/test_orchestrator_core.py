@@ -127,15 +127,6 @@ def test_admission_is_all_or_nothing() -> None:
     driver.submit("c", n=2)
 
 
-def test_retry_after_is_computed_from_queued_and_running_work() -> None:
-    driver = CoreDriver(slots=[1, 1], max_queue_size=8)
-    driver.submit("warm")
-    driver.output(driver.address("warm"), inference_s=6.0)
-    driver.submit("a", n=10)
-    driver.now += 2.0
-    assert driver.refused("b").retry_after_s == pytest.approx((8 * 6.0 + 2 * 4.0) / 2)
-
-
 # ---- abort and failure
 
 

@@ -4,7 +4,7 @@ import pytest
 from core_driver import CoreDriver, dispatches
 
 from triptych.errors import ConfigError
-from triptych.orchestrator.cost import RunningMean
+from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.dispatcher import MAX_SESSIONS
 from triptych.orchestrator.queue import ANY
 from triptych.orchestrator.routing import create_policy
@@ -15,8 +15,8 @@ def where(driver: CoreDriver) -> list[int]:
 
 
 def test_an_unknown_policy_names_the_good_ones() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.routing.*'fastest'.*round_robin, strict_round_robin"):
-        create_policy("fastest", RunningMean())
+    with pytest.raises(ConfigError, match=r"runtime\.routing.*'fastest'.*round_robin, strict_round_robin, least_work"):
+        create_policy("fastest", CostModel())
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "strict_round_robin"])

@@ -13,7 +13,7 @@ from triptych.messages import (
     SamplingParams,
     Update,
 )
-from triptych.orchestrator.cost import RunningMean
+from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.events import RequestStatus, UnitState
 from triptych.orchestrator.orchestrator import Orchestrator
 from triptych.replicas.state import ReplicaState
@@ -129,13 +129,13 @@ async def test_an_unknown_routing_name_is_a_configuration_error() -> None:
 
 
 async def test_the_estimator_is_a_hook() -> None:
-    class Learned(RunningMean):
+    class Learned(CostModel):
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[float] = []
 
-        def observe(self, params: SamplingParams, inference_s: float) -> None:
-            self.seen.append(inference_s)
+        def observe(self, params: SamplingParams, service_s: float, step_s: float | None = None) -> None:
+            self.seen.append(service_s)
 
     learned = Learned()
     server = Server(estimator=learned)
