@@ -10,12 +10,12 @@ from triptych.errors import ConfigError, ErrorCode, TriptychError
 from triptych.messages import (
     Aborted,
     Address,
-    SamplingParams,
     Update,
 )
 from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.events import RequestStatus, UnitState
 from triptych.orchestrator.orchestrator import Orchestrator
+from triptych.orchestrator.work import Work
 from triptych.replicas.state import ReplicaState
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +134,7 @@ async def test_the_estimator_is_a_hook() -> None:
             super().__init__()
             self.seen: list[float] = []
 
-        def observe(self, params: SamplingParams, service_s: float, step_s: float | None = None) -> None:
+        def observe(self, work: Work, service_s: float, step_s: float | None = None) -> None:
             self.seen.append(service_s)
 
     learned = Learned()

@@ -83,6 +83,9 @@ class Core:
         self._arrivals += spec.n
         self.live[spec.id] = request
         self._deadlines.push(request.deadline_s, request)
+        if spec.n == 1 and (replica := self.dispatcher.place_at_once(request.units[0])) is not None:
+            self._start(request.units[0], replica, now)
+            return
         for unit in request.units:
             self._enqueue(unit, now)
         self._dispatch(now)
@@ -219,7 +222,7 @@ class Core:
         request = unit.request
         # The slot was held for longer than the engine computed: encoding and the way are part of the service time.
         service_s = max(message.inference_s, now - unit.dispatched_at_s)
-        self.estimator.observe(request.spec.params, service_s, unit.step_s)
+        self.estimator.observe(request.work, service_s, unit.step_s)
         replica.ended(service_s, unit.expected_s)
         unit.fire(Trigger.OUTPUT)
         unit.step = unit.steps = message.steps
@@ -247,17 +250,17 @@ class Core:
 
     def _dispatch(self, now: float) -> None:
         while (placed := self.dispatcher.take_next(now)) is not None:
-            unit, replica = placed
-            spec = unit.request.spec
-            address = Address(spec.id, unit.index, unit.attempt, replica.incarnation)
-            self.dispatcher.occupy(replica, address, unit)
-            unit.dispatch(address, replica.id, now)
-            unit.expected_s = self.estimator.estimate_s(spec.params)
-            unit.request.fire(Trigger.DISPATCH)
-            message = Generate(
-                address, unit.params, spec.output, spec.inputs, spec.previews, unit.request.priority, unit.alone
-            )
-            self.effects.append(Dispatch(replica.id, message, spec.frames))
+            self._start(*placed, now)
+
+    def _start(self, unit: Unit, replica: Replica, now: float) -> None:
+        request, spec = unit.request, unit.request.spec
+        address = Address(spec.id, unit.index, unit.attempt, replica.incarnation)
+        self.dispatcher.occupy(replica, address, unit)
+        unit.dispatch(address, replica.id, now)
+        unit.expected_s = self.estimator.estimate_s(request.work)
+        request.fire(Trigger.DISPATCH)
+        message = Generate(address, unit.params, spec.output, spec.inputs, spec.previews, request.priority, unit.alone)
+        self.effects.append(Dispatch(replica.id, message, spec.frames))
 
     def _fail(self, unit: Unit, error: TriptychError, now: float) -> None:
         unit.fire(Trigger.FAILURE)

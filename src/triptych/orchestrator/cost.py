@@ -1,7 +1,7 @@
 """How long a unit will take: what `eta_s`, `retry-after`, the `least_work` policy and watchdogs ask.
 
-Units that ended are observed, parameters are estimated. Each amount of work seen before has a robust mean of its own,
-so nothing is assumed about how time grows with size; amounts never seen are scaled from the nearest one that was.
+Units that ended are observed, amounts of work are estimated. Each amount seen before has a robust mean of its own, so
+nothing is assumed about how time grows with size; amounts never seen are scaled from the nearest one that was.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from triptych.messages import SamplingParams
 from triptych.orchestrator.robust_mean import RobustMean
-from triptych.orchestrator.work import Scaling, Work, work_of
+from triptych.orchestrator.work import Scaling, Work
 
 __all__ = ["CostModel", "Estimator"]
 
@@ -22,13 +21,13 @@ _REFIT_EVERY = 16
 class Estimator(Protocol):
     """Learns times from units that ended; one per served model."""
 
-    def observe(self, params: SamplingParams, service_s: float, step_s: float | None = None) -> None:
-        """A unit with these parameters held its slot so many seconds; one of its denoising steps took `step_s`."""
+    def observe(self, work: Work, service_s: float, step_s: float | None = None) -> None:
+        """A unit of this much work held its slot so many seconds; one of its denoising steps took `step_s`."""
 
-    def estimate_s(self, params: SamplingParams) -> float | None:
+    def estimate_s(self, work: Work) -> float | None:
         """Expected seconds in a slot; None while nothing is known."""
 
-    def step_s(self, params: SamplingParams) -> float | None:
+    def step_s(self, work: Work) -> float | None:
         """Expected seconds of one denoising step; None while nothing is known."""
 
 
@@ -39,21 +38,19 @@ class CostModel:
         self._service = Times()
         self._step = Times()
 
-    def observe(self, params: SamplingParams, service_s: float, step_s: float | None = None) -> None:
+    def observe(self, work: Work, service_s: float, step_s: float | None = None) -> None:
         """Fold in what one unit took. Times of zero say nothing and are passed over."""
-        work = work_of(params)
         if service_s > 0:
             self._service.observe(work, service_s)
         if step_s is not None and step_s > 0:
             self._step.observe(work._replace(steps=1), step_s)
 
-    def estimate_s(self, params: SamplingParams) -> float | None:
+    def estimate_s(self, work: Work) -> float | None:
         """Expected seconds in a slot, or None before the first unit ended."""
-        return self._service.expected(work_of(params))
+        return self._service.expected(work)
 
-    def step_s(self, params: SamplingParams) -> float | None:
+    def step_s(self, work: Work) -> float | None:
         """Expected seconds of one step; while no step was measured, the service time shared out over the steps."""
-        work = work_of(params)
         step_s = self._step.expected(work._replace(steps=1))
         if step_s is not None:
             return step_s

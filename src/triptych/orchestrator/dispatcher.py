@@ -54,6 +54,10 @@ class Dispatcher:
         lanes = Counter(unit.lane for unit in units)
         return sum(min(lanes[replica.id], replica.free_slots) for replica in self.pool.free)
 
+    def place_at_once(self, unit: Unit) -> Replica | None:
+        """Place a bound unit as if it had been queued and taken, while nothing waits; None when it must wait."""
+        return None if self.queue else self._place(unit, unit.lane)
+
     def push(self, unit: Unit) -> None:
         """Queue a bound unit under its request's priority and its own arrival number.
 

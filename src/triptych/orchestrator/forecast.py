@@ -21,6 +21,8 @@ __all__ = ["Backlog", "Forecast", "Rehearsal"]
 
 _first = itemgetter(0)
 
+_REFRESH_S = 0.25
+
 _OVERDUE = 0.05
 """What a unit that outlives its estimate is expected to need still, as a part of the time it has run."""
 
@@ -39,6 +41,14 @@ class Backlog:
     def __init__(self, dispatcher: Dispatcher, estimator: Estimator) -> None:
         self.dispatcher = dispatcher
         self.estimator = estimator
+        self._recent: tuple[float, int, Forecast] | None = None
+
+    def recent_forecast(self, now: float) -> Forecast:
+        """Like `forecast`, but what runs may be seen as it was a moment ago: for whoever asks again and again."""
+        version = self.dispatcher.queue.version
+        if self._recent is None or self._recent[0] < now - _REFRESH_S or self._recent[1] != version:
+            self._recent = (now, version, self.forecast(now))
+        return self._recent[2]
 
     def forecast(self, now: float) -> Forecast:
         """Positions and expected ends of everything, if nothing else arrives."""
@@ -65,7 +75,7 @@ class Backlog:
         elapsed_s = now - unit.dispatched_at_s
         whole_s = unit.expected_s
         if whole_s is None:
-            whole_s = self.estimator.estimate_s(unit.request.spec.params)
+            whole_s = self.estimator.estimate_s(unit.request.work)
         return None if whole_s is None else max(whole_s - elapsed_s, _OVERDUE * elapsed_s)
 
     def expected_by_pace_s(self) -> float | None:
@@ -98,9 +108,10 @@ class Rehearsal:
         pool = backlog.dispatcher.pool
         self._backlog = backlog
         self._queue = backlog.dispatcher.queue.copy()
-        self._lengths_s: dict[str, float | None] = {}
         self._slots = {replica.id: sorted(backlog.free_at_s(replica, now)) for replica in pool.accepting}
         self._fallback_s = backlog.expected_by_pace_s()
+        self._known = 0  # units of known length so far, and their lengths together
+        self._known_s = 0.0
         self._now = now
 
     def __iter__(self) -> Iterator[tuple[Unit, float | None, float | None]]:
@@ -110,7 +121,12 @@ class Rehearsal:
         unit = self._queue.first()
         if unit is None:
             raise StopIteration
-        own_s = self._length_s(unit)
+        own_s = self._backlog.estimator.estimate_s(unit.request.work)
+        if own_s is None:
+            own_s = self._fallback_s
+        if own_s is not None:
+            self._known += 1
+            self._known_s += own_s
         starts_s = self.occupy(own_s or 0.0, lane=unit.lane)
         self._queue.take(unit, self._now if starts_s is None else starts_s)
         return unit, starts_s, own_s
@@ -126,12 +142,4 @@ class Rehearsal:
 
     def mean_s(self) -> float:
         """Expected seconds of a unit like those seen so far; 0 when unknown."""
-        known = [own_s for own_s in self._lengths_s.values() if own_s is not None]
-        return sum(known) / len(known) if known else 0.0
-
-    def _length_s(self, unit: Unit) -> float | None:
-        request_id = unit.request.id
-        if request_id not in self._lengths_s:
-            own_s = self._backlog.estimator.estimate_s(unit.request.spec.params)
-            self._lengths_s[request_id] = self._fallback_s if own_s is None else own_s
-        return self._lengths_s[request_id]
+        return self._known_s / self._known if self._known else 0.0

@@ -170,12 +170,11 @@ class Orchestrator(SupervisorListener):
     def expected_step_s(self, replica_id: int) -> float | None:
         """Expected seconds of the longest denoising step that runs on a replica now: what a watchdog may build on.
 
-        None when nothing runs there or nothing is known yet. A unit whose request has ended counts as a whole.
+        None when nothing runs there or nothing is known yet.
         """
         core = self._core
         expected = [
-            unit.expected_s if unit.request.finished else core.estimator.step_s(unit.request.spec.params)
-            for unit in core.dispatcher.pool.get(replica_id).units.values()
+            core.estimator.step_s(unit.request.work) for unit in core.dispatcher.pool.get(replica_id).units.values()
         ]
         return max((step_s for step_s in expected if step_s is not None), default=None)
 
@@ -321,7 +320,7 @@ class Orchestrator(SupervisorListener):
     def _views(self, requests: Iterable[Request]) -> list[RequestView]:
         requests = list(requests)
         live = any(not request.finished for request in requests)
-        forecast = self._core.backlog.forecast(self._clock()) if live else None
+        forecast = self._core.backlog.recent_forecast(self._clock()) if live else None
         return [
             request_view(request, None if request.finished else forecast, unix_offset_s=self._unix_offset_s)
             for request in requests

@@ -77,12 +77,6 @@ class _Lane(Generic[T]):
         self.lines: dict[Hashable, _Line[T]] = {}
         self.ranks: list[tuple[float, int, int, _Line[T]]] = []
 
-    def line(self, owner: Hashable) -> _Line[T]:
-        line = self.lines.get(owner)
-        if line is None:
-            line = self.lines[owner] = _Line()
-        return line
-
     def refresh(self, owner: Hashable, line: _Line[T]) -> None:
         """Put a line that changed where it belongs; an empty one is forgotten."""
         rank = line.new_rank() if line.entries else None
@@ -124,6 +118,7 @@ class UnitQueue(Generic[T]):
         self._lanes: dict[int, _Lane[T]] = {}
         self._where: dict[T, tuple[int, Hashable, _Entry[T]]] = {}
         self.turns = 0  # items taken so far
+        self.version = 0  # changes whenever the order may have changed
         self._latest_s = 0.0
 
     def __len__(self) -> int:
@@ -147,11 +142,14 @@ class UnitQueue(Generic[T]):
             raise ValueError("the item waits already")
         entry = (-(priority * AGING_S + arrived_s), -arrival, priority, item)
         self._where[item] = (lane, owner, entry)
+        self.version += 1
         self._latest_s = max(self._latest_s, arrived_s)
         place = self._lanes.get(lane)
         if place is None:
             place = self._lanes[lane] = _Lane()
-        line = place.line(owner)
+        line = place.lines.get(owner)
+        if line is None:
+            line = place.lines[owner] = _Line()
         line.add(entry)
         place.refresh(owner, line)
 
@@ -160,6 +158,7 @@ class UnitQueue(Generic[T]):
         lane, owner, before = self._where[item]
         entry = (-(priority * AGING_S + arrived_s), before[1], priority, item)
         self._where[item] = (lane, owner, entry)
+        self.version += 1
         place = self._lanes[lane]
         line = place.lines[owner]
         line.discard(before)
@@ -178,6 +177,7 @@ class UnitQueue(Generic[T]):
 
     def _take_out(self, item: T, served_s: float | None) -> None:
         lane, owner, entry = self._where.pop(item)
+        self.version += 1
         place = self._lanes[lane]
         line = place.lines[owner]
         line.discard(entry)

@@ -13,6 +13,7 @@ import msgspec
 from triptych.messages import Address, GenerationRequest, SamplingParams
 from triptych.orchestrator.events import RequestStatus, UnitState
 from triptych.orchestrator.queue import ANY
+from triptych.orchestrator.work import work_of
 
 __all__ = ["REQUEST_TRANSITIONS", "UNIT_TRANSITIONS", "IllegalTransition", "Request", "Trigger", "Unit"]
 
@@ -166,6 +167,7 @@ class Request:
         "trigger",
         "unfinished",
         "units",
+        "work",
     )
 
     def __init__(self, spec: GenerationRequest, *, first_arrival: int, now: float) -> None:
@@ -179,6 +181,7 @@ class Request:
         self.deadline_s = now + spec.timeout_s
         self.finished_at_s: float | None = None
         self.unfinished = spec.n
+        self.work = work_of(spec.params)
         self.units = [Unit(self, index, first_arrival + index, now) for index in range(spec.n)]
 
     @property
