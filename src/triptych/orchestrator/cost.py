@@ -14,7 +14,7 @@ from triptych.orchestrator.work import Scaling, Work
 
 __all__ = ["CostModel", "Estimator"]
 
-MAX_AMOUNTS = 128
+MAX_AMOUNTS = 64
 _REFIT_EVERY = 16
 
 
@@ -76,7 +76,8 @@ class Times:
         mean = self._known.pop(work, None)
         if mean is None:
             mean = RobustMean(seconds)
-            self._scaling = None
+            if len(self._known) < _REFIT_EVERY:
+                self._scaling = None
             if len(self._known) >= MAX_AMOUNTS:
                 del self._known[next(iter(self._known))]
         else:
