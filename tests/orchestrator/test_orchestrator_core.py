@@ -9,7 +9,6 @@ from triptych.orchestrator.deadlines import Deadlines
 from triptych.orchestrator.effects import Dispatch, Finish, Publish, SendUpdate
 from triptych.orchestrator.events import RequestStatus, UnitOutput, UnitPreview, UnitProgress, UnitState
 from triptych.orchestrator.history import MAX_FINISHED
-from triptych.orchestrator.queue import AGING_S
 from triptych.orchestrator.units import IllegalTransition, Request, Trigger
 
 
@@ -126,61 +125,6 @@ def test_admission_is_all_or_nothing() -> None:
     driver.submit("a")
     assert driver.refused("b", n=3).code is ErrorCode.QUEUE_FULL
     driver.submit("c", n=2)
-
-
-# ---- fair turns
-
-
-@pytest.mark.parametrize("field", ["user", "owner"])
-def test_one_heavy_user_delays_another_by_one_turn_at_most(field: str) -> None:
-    driver = CoreDriver(slots=[1])
-    for number in range(50):
-        driver.submit(f"heavy{number}", n=10, **{field: "heavy"})
-    for number in range(20):
-        driver.now += 1.0
-        driver.submit(f"single{number}", **{field: "light"})
-        for _ in range(2):
-            driver.now += 1.0
-            driver.output(driver.sent[-1].message.address)
-        assert f"single{number}" in [effect.message.address.request_id for effect in driver.sent[-2:]]
-
-
-def test_the_api_key_counts_before_the_user_a_client_names() -> None:
-    driver = CoreDriver(slots=[1])
-    for number in range(10):
-        driver.submit(f"heavy{number}", owner="key", user=f"invented{number}")
-    driver.submit("light", owner="other", user="invented0")
-    driver.now += 1.0
-    for _ in range(2):
-        driver.output(driver.sent[-1].message.address)
-    assert "light" in [effect.message.address.request_id for effect in driver.sent[-2:]]
-
-
-def test_a_low_priority_is_dispatched_in_bounded_time_under_endless_urgent_load() -> None:
-    driver = CoreDriver(slots=[1], max_queue_size=10**6)
-    driver.submit("runs")
-    driver.submit("patient", priority=50, user="p")
-    began_s = driver.now
-    for number in range(10_000):
-        driver.submit(f"urgent{number}", priority=-50, user=f"u{number % 7}")
-        driver.now += 1.0
-        driver.output(driver.sent[-1].message.address)
-        driver.submit(f"more{number}", priority=-50, user=f"v{number}")
-        if driver.sent[-1].message.address.request_id == "patient":
-            break
-    # Passed by what arrives within 100 * AGING_S seconds and by nothing else; twice as much arrives as is served.
-    assert 100 * AGING_S <= driver.now - began_s <= 2 * 100 * AGING_S
-
-
-def test_a_replayed_unit_waits_for_nobodys_turn() -> None:
-    driver = CoreDriver(slots=[1])
-    driver.submit("a0", user="a")
-    for number in range(1, 4):
-        driver.submit(f"a{number}", user="a")
-        driver.submit(f"b{number}", user="b")
-    driver.now += 5.0
-    driver.lost(0)
-    assert dispatches(driver.ready(0)) == [(0, "a0", 0)]
 
 
 # ---- abort and failure
@@ -355,7 +299,7 @@ def test_the_heap_of_moments_stays_in_proportion_to_live_requests() -> None:
     assert driver.core.next_deadline() == 1010.0
 
 
-# ---- history and forecasts
+# ---- history
 
 
 def test_ended_requests_are_kept_ten_minutes_and_at_most_a_thousand() -> None:
@@ -370,60 +314,3 @@ def test_ended_requests_are_kept_ten_minutes_and_at_most_a_thousand() -> None:
     driver.now += 601.0
     history.forget(driver.now)
     assert len(history) == 0
-
-
-def test_the_forecast_counts_positions_and_seconds_to_the_end() -> None:
-    driver = CoreDriver(slots=[1])
-    driver.submit("warm")
-    driver.output(driver.address("warm"), inference_s=10.0)
-    driver.submit("a")
-    driver.submit("b", n=2)
-    driver.now += 4.0
-    forecast = driver.core.backlog.forecast(driver.now)
-    first, second = driver.core.live["b"].units
-    assert forecast.positions == {first: 0, second: 1}
-    assert forecast.etas_s[driver.core.live["a"].units[0]] == pytest.approx(6.0)
-    assert (forecast.etas_s[first], forecast.etas_s[second]) == (pytest.approx(16.0), pytest.approx(26.0))
-    driver.progress(driver.address("a"), 5)
-    forecast = driver.core.backlog.forecast(driver.now)
-    assert forecast.etas_s[driver.core.live["a"].units[0]] == pytest.approx(4.0 / 5 * 15)
-
-
-def test_a_forecast_does_not_stretch_between_two_signs_of_progress() -> None:
-    driver = CoreDriver(slots=[1])
-    driver.submit("a")
-    unit = driver.core.live["a"].units[0]
-    assert driver.core.backlog.forecast(driver.now).etas_s == {}
-    driver.now += 10.0
-    driver.progress(driver.address("a"), 1)
-    driver.now += 9.0
-    assert driver.core.backlog.forecast(driver.now).etas_s[unit] == pytest.approx(19 * 10.0 - 9.0)
-
-
-def test_before_anything_ended_waiting_units_are_expected_to_take_as_long_as_running_ones() -> None:
-    driver = CoreDriver(slots=[1])
-    driver.submit("a")
-    driver.submit("b")
-    driver.now += 10.0
-    driver.progress(driver.address("a"), 5)
-    assert driver.core.backlog.forecast(driver.now).etas_s[driver.core.live["b"].units[0]] == pytest.approx(70.0)
-
-
-def test_the_estimate_error_is_known_after_the_first_estimated_unit() -> None:
-    driver = CoreDriver(slots=[1])
-    replica = driver.core.dispatcher.pool.by_id[0]
-    seen = []
-    for name, seconds in (("a", 10.0), ("b", 8.0), ("c", 8.0)):
-        driver.submit(name)
-        driver.output(driver.address(name), inference_s=seconds)
-        seen.append(replica.estimate_error)
-    assert seen == [None, pytest.approx(0.25), pytest.approx(0.25, abs=0.05)]
-
-
-def test_the_slot_time_counts_not_only_what_the_engine_computed() -> None:
-    driver = CoreDriver(slots=[1])
-    driver.submit("a")
-    driver.now += 3.0
-    driver.output(driver.address("a"), inference_s=2.0)
-    driver.submit("b")
-    assert driver.core.live["b"].units[0].expected_s == pytest.approx(3.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from core_driver import CoreDriver, output_of
+from fair_order import FairOrder
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as Stage
 from hypothesis import strategies as st
@@ -18,62 +19,13 @@ from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Aborted, Address, Failure, Preview, Progress
 from triptych.orchestrator.effects import Dispatch, Drop, Effect, Finish, Publish, Requeued, SendAbort, SendUpdate
 from triptych.orchestrator.events import UnitOutput, UnitPreview, UnitState
-from triptych.orchestrator.queue import AGING_S, ALONE, ANY
+from triptych.orchestrator.queue import ALONE, ANY
 from triptych.orchestrator.replica_state import Phase
 from triptych.orchestrator.retry import MAX_DEATHS
 
 REPLICAS = 3
 MAX_QUEUE = 6
 pick = st.integers(0, 10**6)
-
-
-class FairOrder:
-    """Who of those that wait for any replica must be next: the promise of the queue, looked up the slow way."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[tuple[str, int], dict[str, Any]] = {}
-        self.priorities: dict[str, int] = {}
-        self.users: dict[str, str | None] = {}
-        self.arrived_s: dict[str, float] = {}
-        self.arrivals: dict[tuple[str, int], int] = {}
-        self.turns: dict[object, tuple[float, int]] = {}
-        self.count = 0
-
-    def accept(self, request_id: str, n: int, priority: int, user: str | None, now: float) -> None:
-        self.priorities[request_id], self.users[request_id], self.arrived_s[request_id] = priority, user, now
-        for index in range(n):
-            self.arrivals[request_id, index] = len(self.arrivals)
-            self.waiting[request_id, index] = {"owner": user}
-
-    def requeue(self, unit: tuple[str, int]) -> None:
-        self.waiting[unit] = {"owner": unit}
-
-    def end(self, request_id: str) -> None:
-        for unit in [unit for unit in self.waiting if unit[0] == request_id]:
-            self.leave(unit)
-
-    def leave(self, unit: tuple[str, int]) -> None:
-        owner = self.waiting.pop(unit)["owner"]
-        if all(other["owner"] != owner for other in self.waiting.values()):
-            self.turns.pop(owner, None)
-
-    def aged_s(self, unit: tuple[str, int]) -> float:
-        return self.priorities[unit[0]] * AGING_S + self.arrived_s[unit[0]]
-
-    def next(self) -> tuple[str, int]:
-        best = []
-        for owner in {entry["owner"] for entry in self.waiting.values()}:
-            mine = [unit for unit, entry in self.waiting.items() if entry["owner"] == owner]
-            head = min(mine, key=lambda unit: (self.aged_s(unit), self.arrivals[unit]))
-            served_s, turn = self.turns.get(owner, (float("-inf"), 0))
-            rested_s = min(self.priorities[unit[0]] for unit in mine) * AGING_S + served_s
-            best.append((max(self.aged_s(head), rested_s), turn, self.arrivals[head], head))
-        return min(best)[3]
-
-    def dispatch(self, unit: tuple[str, int], now: float) -> None:
-        self.count += 1
-        self.turns[self.waiting[unit]["owner"]] = (now, self.count)
-        self.leave(unit)
 
 
 class OrchestratorMachine(RuleBasedStateMachine):
@@ -390,30 +342,6 @@ class StrictOrchestratorMachine(OrchestratorMachine):
     routing = "strict_round_robin"
 
 
-class RotationMachine(RuleBasedStateMachine):
-    """While slots are free the rotation is exact, whatever was aborted, failed or finished before."""
-
-    @initialize(replicas=st.integers(1, 5), slots=st.integers(1, 3))
-    def begin(self, replicas: int, slots: int) -> None:
-        self.driver = CoreDriver(slots=[slots] * replicas)
-        self.replicas = replicas
-        self.count = 0
-
-    @rule(outcome=st.sampled_from(["output", "failure", "abort"]))
-    def one_request_after_another(self, outcome: str) -> None:
-        request_id = f"r{self.count}"
-        self.driver.submit(request_id)
-        address = self.driver.address(request_id)
-        assert self.driver.where(address) == self.count % self.replicas
-        self.count += 1
-        if outcome == "abort":
-            self.driver.abort(request_id)
-            self.driver.aborted(address)
-        else:
-            getattr(self.driver, outcome)(address)
-        assert all(replica.in_flight == 0 for replica in self.driver.core.dispatcher.pool.by_id.values())
-
-
 @pytest.mark.parametrize("machine", [OrchestratorMachine, LeastWorkOrchestratorMachine, StrictOrchestratorMachine])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_promises_hold_on_a_long_walk(machine: type[OrchestratorMachine], seed: int) -> None:
@@ -467,5 +395,3 @@ TestOrchestratorMachine = OrchestratorMachine.TestCase
 TestOrchestratorMachine.settings = _bounded
 TestStrictOrchestratorMachine = StrictOrchestratorMachine.TestCase
 TestStrictOrchestratorMachine.settings = _bounded
-TestRotationMachine = RotationMachine.TestCase
-TestRotationMachine.settings = settings(_bounded, max_examples=15, stateful_step_count=15)

@@ -59,7 +59,9 @@ class Admission:
         departs_s = departures.when(leaving + self._promised)
         if departs_s is None:
             return COME_BACK_S
-        wait_s = float(math.ceil(min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, departs_s - now))))
+        if departs_s - now > MAX_RETRY_AFTER_S:
+            return MAX_RETRY_AFTER_S  # there may be no room by then: nothing is promised, so promises stay bounded
+        wait_s = float(math.ceil(max(MIN_RETRY_AFTER_S, departs_s - now)))
         heapq.heappush(self._promises, (now + wait_s, n))
         self._promised += n
         return wait_s
