@@ -120,6 +120,7 @@ async def test_replicas_have_the_shape_of_the_contract(client: httpx.AsyncClient
             "completed": 12,
             "restarts": 0,
             "last_error": None,
+            "estimate_error": None,
         }
     ]
 

@@ -146,7 +146,6 @@ def test_a_directory_without_model_index_and_a_file_are_told(tmp_path: Path) -> 
 
 UNAVAILABLE_IN_FILE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"num_replicas": 1, "executor": "ray"}, {}, "runtime.executor"),
-    ({"routing": "least_work"}, {}, "runtime.routing"),
     ({}, {"parallel_config": {"world_size": 2}}, "engine_args.parallel_config"),
     ({}, {"parallel_config": {"tensor_parallel_size": 2}}, "engine_args.parallel_config"),
     ({}, {"max_num_seqs": 2}, "engine_args.max_num_seqs"),

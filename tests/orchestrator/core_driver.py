@@ -8,7 +8,7 @@ from typing import Any
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Aborted, Address, Failure, GenerationRequest, ModelInfo, Output, Progress, SamplingParams
 from triptych.orchestrator.core import Core
-from triptych.orchestrator.cost import RunningMean
+from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.effects import Dispatch, Effect, Finish, Publish, SendAbort
 from triptych.orchestrator.routing import create_policy
 
@@ -29,7 +29,7 @@ class CoreDriver:
 
     def __init__(self, *, slots: Sequence[int] = (), routing: str = "round_robin", max_queue_size: int = 1024) -> None:
         self.now = 1000.0
-        estimator = RunningMean()
+        estimator = CostModel()
         self.core = Core(
             policy=create_policy(routing, estimator),
             estimator=estimator,

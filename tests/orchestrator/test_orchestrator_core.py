@@ -127,15 +127,6 @@ def test_admission_is_all_or_nothing() -> None:
     driver.submit("c", n=2)
 
 
-def test_retry_after_is_computed_from_queued_and_running_work() -> None:
-    driver = CoreDriver(slots=[1, 1], max_queue_size=8)
-    driver.submit("warm")
-    driver.output(driver.address("warm"), inference_s=6.0)
-    driver.submit("a", n=10)
-    driver.now += 2.0
-    assert driver.refused("b").retry_after_s == pytest.approx((8 * 6.0 + 2 * 4.0) / 2)
-
-
 # ---- abort and failure
 
 
@@ -308,7 +299,7 @@ def test_the_heap_of_moments_stays_in_proportion_to_live_requests() -> None:
     assert driver.core.next_deadline() == 1010.0
 
 
-# ---- history and forecasts
+# ---- history
 
 
 def test_ended_requests_are_kept_ten_minutes_and_at_most_a_thousand() -> None:
@@ -323,20 +314,3 @@ def test_ended_requests_are_kept_ten_minutes_and_at_most_a_thousand() -> None:
     driver.now += 601.0
     history.forget(driver.now)
     assert len(history) == 0
-
-
-def test_the_forecast_counts_positions_and_seconds_to_the_end() -> None:
-    driver = CoreDriver(slots=[1])
-    driver.submit("warm")
-    driver.output(driver.address("warm"), inference_s=10.0)
-    driver.submit("a")
-    driver.submit("b", n=2)
-    driver.now += 4.0
-    forecast = driver.core.backlog.forecast(driver.now)
-    first, second = driver.core.live["b"].units
-    assert forecast.positions == {first: 0, second: 1}
-    assert forecast.etas_s[driver.core.live["a"].units[0]] == pytest.approx(6.0)
-    assert (forecast.etas_s[first], forecast.etas_s[second]) == (pytest.approx(16.0), pytest.approx(26.0))
-    driver.progress(driver.address("a"), 5)
-    forecast = driver.core.backlog.forecast(driver.now)
-    assert forecast.etas_s[driver.core.live["a"].units[0]] == pytest.approx(4.0 / 5 * 15)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 from core_driver import CoreDriver, dispatches
 
+from triptych.config.stage_file import ROUTING_POLICIES
 from triptych.errors import ConfigError
-from triptych.orchestrator.cost import RunningMean
+from triptych.messages import SamplingParams
+from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.dispatcher import MAX_SESSIONS
 from triptych.orchestrator.queue import ANY
-from triptych.orchestrator.routing import create_policy
+from triptych.orchestrator.routing import POLICIES, create_policy
 
 
 def where(driver: CoreDriver) -> list[int]:
@@ -15,11 +17,11 @@ def where(driver: CoreDriver) -> list[int]:
 
 
 def test_an_unknown_policy_names_the_good_ones() -> None:
-    with pytest.raises(ConfigError, match=r"runtime\.routing.*'fastest'.*round_robin, strict_round_robin"):
-        create_policy("fastest", RunningMean())
+    with pytest.raises(ConfigError, match=r"runtime\.routing.*'fastest'.*round_robin, strict_round_robin, least_work"):
+        create_policy("fastest", CostModel())
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "strict_round_robin"])
+@pytest.mark.parametrize("routing", ["round_robin", "strict_round_robin", "least_work"])
 @pytest.mark.parametrize("slots", [1, 3])
 def test_requests_one_after_another_go_round_exactly(routing: str, slots: int) -> None:
     driver = CoreDriver(slots=[slots] * 4, routing=routing)
@@ -87,7 +89,7 @@ def test_strict_round_robin_counts_only_units_that_must_wait_against_the_bound()
     assert driver.refused("d").code == "queue_full"
 
 
-@pytest.mark.parametrize("routing", ["round_robin", "strict_round_robin"])
+@pytest.mark.parametrize("routing", ["round_robin", "strict_round_robin", "least_work"])
 def test_a_session_returns_to_its_replica_while_that_has_a_free_slot(routing: str) -> None:
     driver = CoreDriver(slots=[1, 1, 1], routing=routing)
     driver.submit("a", session="s")
@@ -126,3 +128,53 @@ def test_sessions_are_remembered_in_bounded_number() -> None:
         driver.submit(f"r{number}", session=f"s{number}")
         driver.output(driver.address(f"r{number}"))
     assert len(driver.core.dispatcher._sessions) == MAX_SESSIONS
+
+
+# ---- least work
+
+
+def steps(count: int) -> SamplingParams:
+    return SamplingParams(prompt="x", seed=0, num_inference_steps=count)
+
+
+def test_the_configuration_knows_every_policy() -> None:
+    assert set(ROUTING_POLICIES) == set(POLICIES)
+
+
+def test_least_work_chooses_the_replica_with_the_least_estimated_work_left() -> None:
+    driver = CoreDriver(slots=[2, 2, 2], routing="least_work")
+    for name, count in (("quick", 10), ("slow", 100)):
+        driver.submit(f"learn {name}", params=steps(count))
+        driver.output(driver.address(f"learn {name}"), inference_s=count / 10)
+    driver.sent.clear()
+    driver.submit("a", params=steps(100))
+    driver.submit("b", params=steps(10))
+    driver.submit("c", params=steps(10))
+    assert where(driver) == [2, 0, 1]
+    driver.submit("d", params=steps(10))
+    assert where(driver)[3] == 0  # two quick ones are less than one slow one
+    driver.submit("e", params=steps(10))
+    assert where(driver)[4] == 1
+    driver.submit("f", params=steps(10))
+    assert where(driver)[5] == 2  # nobody else has a free slot
+
+
+def test_least_work_sees_how_far_units_have_come() -> None:
+    driver = CoreDriver(slots=[2, 2], routing="least_work")
+    driver.submit("learn", params=steps(20))
+    driver.output(driver.address("learn"), inference_s=10.0)
+    driver.submit("a", params=steps(20))
+    driver.submit("b", params=steps(20))
+    driver.progress(driver.address("a"), 15)
+    driver.submit("c", params=steps(20))
+    assert where(driver)[-1] == driver.where(driver.address("a"))
+
+
+def test_least_work_without_estimates_takes_the_least_busy_in_rotation() -> None:
+    driver = CoreDriver(slots=[3, 3, 3], routing="least_work")
+    for name in "abcdef":
+        driver.submit(name)
+    assert where(driver) == [0, 1, 2, 0, 1, 2]
+    driver.failure(driver.address("b"))
+    driver.submit("g")
+    assert where(driver)[-1] == 1

@@ -10,12 +10,12 @@ from triptych.errors import ConfigError, ErrorCode, TriptychError
 from triptych.messages import (
     Aborted,
     Address,
-    SamplingParams,
     Update,
 )
-from triptych.orchestrator.cost import RunningMean
+from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.events import RequestStatus, UnitState
 from triptych.orchestrator.orchestrator import Orchestrator
+from triptych.orchestrator.work import Work
 from triptych.replicas.state import ReplicaState
 
 pytestmark = pytest.mark.anyio
@@ -108,6 +108,46 @@ async def test_replicas_and_readiness() -> None:
     assert orchestrator.readiness().reason == "no_replica"
 
 
+async def test_the_expected_step_of_a_replica_is_that_of_its_slowest_unit() -> None:
+    now = [50.0]
+    server = Server([1], clock=lambda: now[0])
+    orchestrator = server.orchestrator
+    server.submit("learn")
+    assert orchestrator.expected_step_s(0) is None
+    for step in (1, 5, 20):
+        now[0] += 2.0
+        server.progress(step, "learn")
+    server.output("learn")
+    assert orchestrator.expected_step_s(0) is None
+    server.submit("a")
+    assert orchestrator.expected_step_s(0) == pytest.approx(4.0 / 19)
+    orchestrator.abort("a")
+    assert orchestrator.expected_step_s(0) == pytest.approx(4.0 / 19)
+    server.confirm_abort("a")
+    assert orchestrator.expected_step_s(0) is None
+
+
+async def test_estimate_errors_are_shown_and_views_are_reused_for_a_moment() -> None:
+    now = [50.0]
+    server = Server([1], clock=lambda: now[0])
+    for name in ("a", "b"):
+        server.submit(name)
+        now[0] += 1.5
+        server.output(name)
+    assert server.orchestrator.replicas()[0].estimate_error == pytest.approx(0.0)
+    server.submit("c")
+    server.submit("d")
+    first = server.orchestrator.find("d").units[0]
+    now[0] += 0.2
+    assert server.orchestrator.find("d").units[0] == first
+    now[0] += 0.2
+    later = server.orchestrator.find("d").units[0]
+    assert (first.queue_position, later.queue_position) == (0, 0)
+    assert (first.eta_s, later.eta_s) == (pytest.approx(3.0), pytest.approx(2.6))
+    server.submit("e", priority=-5)
+    assert server.orchestrator.find("d").units[0].queue_position == 1
+
+
 async def test_late_messages_are_counted() -> None:
     server = Server()
     server.orchestrator.replica_message(0, Aborted(Address("gone", 0, 1, 1)), ())
@@ -129,13 +169,13 @@ async def test_an_unknown_routing_name_is_a_configuration_error() -> None:
 
 
 async def test_the_estimator_is_a_hook() -> None:
-    class Learned(RunningMean):
+    class Learned(CostModel):
         def __init__(self) -> None:
             super().__init__()
             self.seen: list[float] = []
 
-        def observe(self, params: SamplingParams, inference_s: float) -> None:
-            self.seen.append(inference_s)
+        def observe(self, work: Work, service_s: float, step_s: float | None = None) -> None:
+            self.seen.append(service_s)
 
     learned = Learned()
     server = Server(estimator=learned)

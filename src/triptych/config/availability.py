@@ -20,7 +20,6 @@ _OFF: tuple[Any, ...] = (None, False, (), {}, [], "", "none", "off")
 # Key of the stage, and what it says there; anything but _OFF is refused.
 _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("runtime.executor", lambda stage: stage.runtime.executor if stage.runtime.executor != "process" else None),
-    ("runtime.routing", lambda stage: stage.runtime.routing if stage.runtime.routing == "least_work" else None),
     ("engine_args.parallel_config", lambda stage: _several_devices(stage)),
     ("engine_args.max_num_seqs", lambda stage: _several_slots(stage)),
     ("engine_args.lora_modules", lambda stage: stage.engine_args.lora_modules),

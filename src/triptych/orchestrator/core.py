@@ -22,6 +22,7 @@ from triptych.messages import (
     Preview,
     Progress,
 )
+from triptych.orchestrator.admission import COME_BACK_S, Admission
 from triptych.orchestrator.cost import Estimator
 from triptych.orchestrator.deadlines import Deadlines
 from triptych.orchestrator.dispatcher import Dispatcher
@@ -35,9 +36,10 @@ from triptych.orchestrator.effects import (
     SendAbort,
     SendUpdate,
 )
-from triptych.orchestrator.events import UnitMetrics, UnitOutput, UnitPreview, UnitProgress, UnitState
+from triptych.orchestrator.events import UnitPreview, UnitProgress, UnitState
 from triptych.orchestrator.forecast import Backlog
 from triptych.orchestrator.history import History
+from triptych.orchestrator.outputs import unit_output
 from triptych.orchestrator.replica_state import Phase, Replica
 from triptych.orchestrator.retry import Verdict, after_death
 from triptych.orchestrator.routing import RoutingPolicy
@@ -45,9 +47,6 @@ from triptych.orchestrator.units import Request, Trigger, Unit
 from triptych.wire import Frame
 
 __all__ = ["Core"]
-
-COME_BACK_S = 5.0
-"""`retry-after` of the 503 answers: a replica restarts within seconds."""
 
 
 class Core:
@@ -63,9 +62,9 @@ class Core:
         self.dispatcher = Dispatcher(policy)
         self.draining = False
         self.was_ready = False
+        self.estimator = estimator
         self.backlog = Backlog(self.dispatcher, estimator)
-        self._estimator = estimator
-        self._max_queue_size = max_queue_size
+        self._admission = Admission(self.backlog, max_queue_size)
         self._no_replica_timeout_s = no_replica_timeout_s
         self._arrivals = 0
         self._outages = 0
@@ -80,10 +79,13 @@ class Core:
         self._check_open(spec)
         request = Request(spec, first_arrival=self._arrivals, now=now)
         self.dispatcher.bind(request.units)
-        self._check_room(request, now)
+        self._admission.check(request, now)
         self._arrivals += spec.n
         self.live[spec.id] = request
         self._deadlines.push(request.deadline_s, request)
+        if spec.n == 1 and (replica := self.dispatcher.place_at_once(request.units[0])) is not None:
+            self._start(request.units[0], replica, now)
+            return
         for unit in request.units:
             self._enqueue(unit, now)
         self._dispatch(now)
@@ -184,7 +186,7 @@ class Core:
         if unit is None:
             return self._drop("stale_unit")
         if isinstance(message, Progress):
-            return self._progress(unit, message)
+            return self._progress(unit, message, now)
         if isinstance(message, Preview):
             return self._preview(unit, message, frames)
         self.dispatcher.release(replica, message.address)
@@ -196,10 +198,10 @@ class Core:
             self._fail(unit, _error_of(message), now)
         return self._dispatch(now)
 
-    def _progress(self, unit: Unit, message: Progress) -> None:
+    def _progress(self, unit: Unit, message: Progress, now: float) -> None:
         unit.started = True
         if unit.state is UnitState.RUNNING:
-            unit.step, unit.steps = message.step, message.steps
+            unit.progress(message.step, message.steps, now)
             self.effects.append(Publish(unit.request.id, UnitProgress(unit.index, message.step, message.steps)))
 
     def _preview(self, unit: Unit, message: Preview, frames: Sequence[Frame]) -> None:
@@ -217,32 +219,14 @@ class Core:
             error = TriptychError(ErrorCode.ENGINE_ERROR, f"replica {replica.id} sent an output without data")
             self._fail(unit, error, now)
             return
-        request, params = unit.request, unit.request.spec.params
+        request = unit.request
+        # The slot was held for longer than the engine computed: encoding and the way are part of the service time.
+        service_s = max(message.inference_s, now - unit.dispatched_at_s)
+        self.estimator.observe(request.work, service_s, unit.step_s)
+        replica.ended(service_s, unit.expected_s)
         unit.fire(Trigger.OUTPUT)
         unit.step = unit.steps = message.steps
-        replica.completed += 1
-        self._estimator.observe(params, message.inference_s)
-        metrics = UnitMetrics(
-            replica=replica.id,
-            queue_s=unit.queue_s,
-            inference_s=message.inference_s,
-            steps=message.steps,
-            batch_size_mean=message.batch_size_mean,
-            peak_memory_mb=message.peak_memory_mb,
-            attempts=unit.attempt,
-        )
-        output = UnitOutput(
-            unit=unit.index,
-            seed=params.seed + unit.index,
-            mime=message.mime,
-            data=frames[0],
-            width=message.width,
-            height=message.height,
-            num_frames=message.num_frames,
-            fps=message.fps,
-            metrics=metrics,
-        )
-        self.effects.append(Publish(request.id, output))
+        self.effects.append(Publish(request.id, unit_output(unit, message, frames[0])))
         request.unfinished -= 1
         if not request.unfinished:
             self._finish(request, Trigger.OUTPUT, None, now)
@@ -259,31 +243,24 @@ class Core:
             text = f"the deadline was already past on arrival (timeout {spec.timeout_s:g} s)"
             raise TriptychError(ErrorCode.DEADLINE_EXCEEDED, text, param="timeout")
 
-    def _check_room(self, request: Request, now: float) -> None:
-        waiting, limit = len(self.dispatcher.queue), self._max_queue_size
-        n = len(request.units)
-        if waiting + n <= limit or waiting + n - self.dispatcher.startable(request.units) <= limit:
-            return
-        text = f"the queue is full: {waiting} units wait, the limit is {limit}, the request has {n}"
-        raise TriptychError(ErrorCode.QUEUE_FULL, text, retry_after_s=self.backlog.retry_after_s(now))
-
     def _enqueue(self, unit: Unit, now: float) -> None:
         self.dispatcher.push(unit)
         if not self.dispatcher.pool.accepting:
             self._deadlines.push(now + self._no_replica_timeout_s, unit.request, self._outages)
 
     def _dispatch(self, now: float) -> None:
-        while (placed := self.dispatcher.take_next()) is not None:
-            unit, replica = placed
-            spec = unit.request.spec
-            address = Address(spec.id, unit.index, unit.attempt, replica.incarnation)
-            self.dispatcher.occupy(replica, address, unit)
-            unit.dispatch(address, replica.id, now)
-            unit.request.fire(Trigger.DISPATCH)
-            message = Generate(
-                address, unit.params, spec.output, spec.inputs, spec.previews, unit.request.priority, unit.alone
-            )
-            self.effects.append(Dispatch(replica.id, message, spec.frames))
+        while (placed := self.dispatcher.take_next(now)) is not None:
+            self._start(*placed, now)
+
+    def _start(self, unit: Unit, replica: Replica, now: float) -> None:
+        request, spec = unit.request, unit.request.spec
+        address = Address(spec.id, unit.index, unit.attempt, replica.incarnation)
+        self.dispatcher.occupy(replica, address, unit)
+        unit.dispatch(address, replica.id, now)
+        unit.expected_s = self.estimator.estimate_s(request.work)
+        request.fire(Trigger.DISPATCH)
+        message = Generate(address, unit.params, spec.output, spec.inputs, spec.previews, request.priority, unit.alone)
+        self.effects.append(Dispatch(replica.id, message, spec.frames))
 
     def _fail(self, unit: Unit, error: TriptychError, now: float) -> None:
         unit.fire(Trigger.FAILURE)

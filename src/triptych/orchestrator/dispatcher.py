@@ -8,7 +8,7 @@ unit that must run alone gets a replica without other units, and meanwhile that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from triptych.messages import Address
 from triptych.orchestrator.queue import ALONE, ANY, UnitQueue
@@ -54,16 +54,34 @@ class Dispatcher:
         lanes = Counter(unit.lane for unit in units)
         return sum(min(lanes[replica.id], replica.free_slots) for replica in self.pool.free)
 
+    def place_at_once(self, unit: Unit) -> Replica | None:
+        """Place a bound unit as if it had been queued and taken, while nothing waits; None when it must wait."""
+        return None if self.queue else self._place(unit, unit.lane)
+
     def push(self, unit: Unit) -> None:
-        """Queue a bound unit under its request's priority and its own arrival number."""
-        self.queue.push(unit, priority=unit.request.priority, arrival=unit.arrival, lane=unit.lane)
+        """Queue a bound unit under its request's priority and its own arrival number.
+
+        Turns go by API key, without keys by `user`; all who name neither share one line.
+        """
+        request, spec = unit.request, unit.request.spec
+        owner: Hashable = spec.user if spec.owner is None else spec.owner
+        if unit.attempt > 1:
+            owner = unit  # its owner's turn was spent on the first try, so that the replay waits for nobody's
+        self.queue.push(
+            unit,
+            priority=request.priority,
+            arrival=unit.arrival,
+            arrived_s=request.created_at_s,
+            owner=owner,
+            lane=unit.lane,
+        )
 
     def reprioritize(self, unit: Unit) -> None:
         """Move a waiting unit to where its request's present priority belongs."""
-        self.queue.remove(unit)
-        self.push(unit)
+        request = unit.request
+        self.queue.reprioritize(unit, priority=request.priority, arrived_s=request.created_at_s)
 
-    def take_next(self) -> tuple[Unit, Replica] | None:
+    def take_next(self, now: float) -> tuple[Unit, Replica] | None:
         """Take the first unit in queue order that a replica can take now out of the queue; None when there is none."""
         queue, pool = self.queue, self.pool
         if not queue:
@@ -77,7 +95,7 @@ class Dispatcher:
             assert unit is not None
             replica = self._place(unit, lane)
             if replica is not None:
-                queue.remove(unit)
+                queue.take(unit, now)
                 return unit, replica
         return None
 

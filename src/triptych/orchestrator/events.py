@@ -134,7 +134,11 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """One replica as `/v1/replicas` shows it; `pid` is None while dead."""
+    """One replica as `/v1/replicas` shows it; `pid` is None while dead.
+
+    `estimate_error` is how far expected service times were off lately: mean absolute error as a fraction of the true
+    time, None before anything was estimated.
+    """
 
     id: int
     stage_id: int
@@ -147,6 +151,7 @@ class ReplicaView:
     completed: int
     restarts: int
     last_error: str | None = None
+    estimate_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Protocol, assert_never
 
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Abort, FromReplica, GenerationRequest, ModelInfo, ToReplica, Update
-from triptych.orchestrator.core import COME_BACK_S, Core
-from triptych.orchestrator.cost import Estimator, RunningMean
+from triptych.orchestrator.admission import COME_BACK_S
+from triptych.orchestrator.core import Core
+from triptych.orchestrator.cost import CostModel, Estimator
 from triptych.orchestrator.effects import (
     Dispatch,
     Drop,
@@ -67,7 +68,7 @@ class Orchestrator(SupervisorListener):
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        estimator = RunningMean() if estimator is None else estimator
+        estimator = CostModel() if estimator is None else estimator
         self._core = Core(
             policy=create_policy(routing, estimator),
             estimator=estimator,
@@ -165,6 +166,17 @@ class Orchestrator(SupervisorListener):
             return Readiness(False, ErrorCode.NO_REPLICA)
         degraded = tuple(status.id for status in self._statuses() if status.state is not ReplicaState.READY)
         return Readiness(True, degraded=degraded)
+
+    def expected_step_s(self, replica_id: int) -> float | None:
+        """Expected seconds of the longest denoising step that runs on a replica now: what a watchdog may build on.
+
+        None when nothing runs there or nothing is known yet.
+        """
+        core = self._core
+        expected = [
+            core.estimator.step_s(unit.request.work) for unit in core.dispatcher.pool.get(replica_id).units.values()
+        ]
+        return max((step_s for step_s in expected if step_s is not None), default=None)
 
     @property
     def model(self) -> ModelInfo | None:
@@ -306,7 +318,9 @@ class Orchestrator(SupervisorListener):
         return () if self._replicas is None else self._replicas.statuses()
 
     def _views(self, requests: Iterable[Request]) -> list[RequestView]:
-        forecast = self._core.backlog.forecast(self._clock())
+        requests = list(requests)
+        live = any(not request.finished for request in requests)
+        forecast = self._core.backlog.recent_forecast(self._clock()) if live else None
         return [
             request_view(request, None if request.finished else forecast, unix_offset_s=self._unix_offset_s)
             for request in requests
@@ -326,6 +340,7 @@ class Orchestrator(SupervisorListener):
             completed=replica.completed,
             restarts=status.restarts,
             last_error=status.last_error,
+            estimate_error=replica.estimate_error,
         )
 
 

@@ -16,6 +16,7 @@ from triptych.orchestrator.units import Unit
 __all__ = ["Phase", "Replica", "ReplicaPool"]
 
 _by_id = attrgetter("id")
+_ERROR_WEIGHT = 1 / 16
 
 
 class Phase(StrEnum):
@@ -27,9 +28,13 @@ class Phase(StrEnum):
 
 
 class Replica:
-    """One replica through all its incarnations; `units` holds what its present incarnation runs, by address."""
+    """One replica through all its incarnations; `units` holds what its present incarnation runs, by address.
 
-    __slots__ = ("completed", "exclusive", "id", "incarnation", "phase", "slots", "units")
+    `estimate_error` is the mean absolute error of expected service times, as a fraction of the true ones, over
+    recent units; None before the first that had an estimate.
+    """
+
+    __slots__ = ("completed", "estimate_error", "exclusive", "id", "incarnation", "phase", "slots", "units")
 
     def __init__(self, replica_id: int) -> None:
         self.id = replica_id
@@ -39,6 +44,16 @@ class Replica:
         self.units: dict[Address, Unit] = {}
         self.exclusive = False
         self.completed = 0
+        self.estimate_error: float | None = None
+
+    def ended(self, service_s: float, expected_s: float | None) -> None:
+        """A unit ended with an output after so many seconds; compare with what was expected at its dispatch."""
+        self.completed += 1
+        if expected_s is None or service_s <= 0:
+            return
+        error = abs(expected_s - service_s) / service_s
+        before = error if self.estimate_error is None else self.estimate_error
+        self.estimate_error = before + (error - before) * _ERROR_WEIGHT
 
     @property
     def in_flight(self) -> int:

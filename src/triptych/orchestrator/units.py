@@ -13,6 +13,7 @@ import msgspec
 from triptych.messages import Address, GenerationRequest, SamplingParams
 from triptych.orchestrator.events import RequestStatus, UnitState
 from triptych.orchestrator.queue import ANY
+from triptych.orchestrator.work import work_of
 
 __all__ = ["REQUEST_TRANSITIONS", "UNIT_TRANSITIONS", "IllegalTransition", "Request", "Trigger", "Unit"]
 
@@ -63,9 +64,13 @@ class Unit:
         "attempt",
         "deaths",
         "dispatched_at_s",
+        "expected_s",
+        "first_step",
+        "first_step_at_s",
         "index",
         "lane",
         "previews_sent",
+        "progressed_at_s",
         "queue_s",
         "queued_at_s",
         "replica_id",
@@ -92,9 +97,13 @@ class Unit:
         self.address: Address | None = None
         self.queued_at_s = now
         self.dispatched_at_s = now
+        self.expected_s: float | None = None  # in a slot, as estimated at dispatch
         self.queue_s = 0.0
         self.step = 0
         self.steps = 0
+        self.first_step = 0  # the first one heard of
+        self.first_step_at_s = now
+        self.progressed_at_s = now
         self.previews_sent = 0
 
     @property
@@ -113,6 +122,18 @@ class Unit:
             ) from None
         self.trigger = trigger
 
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds between the steps heard of in this try; None before the second."""
+        steps = self.step - self.first_step
+        return (self.progressed_at_s - self.first_step_at_s) / steps if self.first_step and steps > 0 else None
+
+    def progress(self, step: int, steps: int, now: float) -> None:
+        """So many of so many steps are done."""
+        self.step, self.steps, self.progressed_at_s = step, steps, now
+        if step and not self.first_step:
+            self.first_step, self.first_step_at_s = step, now
+
     def dispatch(self, address: Address, replica_id: int, now: float) -> None:
         """To running, on this replica under this address."""
         self.fire(Trigger.DISPATCH)
@@ -128,7 +149,7 @@ class Unit:
         self.started = False
         self.address = self.replica_id = None
         self.queued_at_s = now
-        self.step = self.steps = 0
+        self.step = self.steps = self.first_step = 0
 
 
 class Request:
@@ -146,6 +167,7 @@ class Request:
         "trigger",
         "unfinished",
         "units",
+        "work",
     )
 
     def __init__(self, spec: GenerationRequest, *, first_arrival: int, now: float) -> None:
@@ -159,6 +181,7 @@ class Request:
         self.deadline_s = now + spec.timeout_s
         self.finished_at_s: float | None = None
         self.unfinished = spec.n
+        self.work = work_of(spec.params)
         self.units = [Unit(self, index, first_arrival + index, now) for index in range(spec.n)]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from triptych.errors import ConfigError
 from triptych.orchestrator.cost import Estimator
+from triptych.orchestrator.routing.least_work import LeastWork
 from triptych.orchestrator.routing.policy import RoutingPolicy
 from triptych.orchestrator.routing.round_robin import RoundRobin
 from triptych.orchestrator.routing.strict_round_robin import StrictRoundRobin
@@ -13,6 +14,7 @@ __all__ = ["POLICIES", "RoutingPolicy", "create_policy"]
 POLICIES: dict[str, type[RoutingPolicy]] = {
     "round_robin": RoundRobin,
     "strict_round_robin": StrictRoundRobin,
+    "least_work": LeastWork,
 }
 
 
