@@ -22,6 +22,7 @@ from triptych.messages import (
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.state import ReplicaState
 from triptych.replicas.supervisor import Supervisor
+from triptych.replicas.watchdog import WatchdogLimits
 from triptych.wire import Frame
 
 WAIT_S = 30
@@ -46,13 +47,23 @@ def replica_spec(
 class Fleet:
     """A supervisor with the listener a test asks."""
 
-    def __init__(self, specs: Sequence[ReplicaSpec], *, max_parallel_loads: int = 4, executor: Any = None) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ReplicaSpec],
+        *,
+        max_parallel_loads: int = 4,
+        executor: Any = None,
+        limits: WatchdogLimits | None = None,
+    ) -> None:
         self.executor = executor or ProcessExecutor(specs[0].engine)
-        self.supervisor = Supervisor(specs, self.executor, listener=self, max_parallel_loads=max_parallel_loads)
+        self.supervisor = Supervisor(
+            specs, self.executor, listener=self, max_parallel_loads=max_parallel_loads, limits=limits
+        )
         self.ready: dict[int, int] = {}  # replica -> incarnation
         self.ready_log: list[tuple[int, int]] = []
         self.lost: list[tuple[int, int, str]] = []
         self.heard: list[tuple[int, FromReplica, list[bytes]]] = []
+        self.draining: list[tuple[int, int]] = []
         self.exhausted: str | None = None
         self.model: ModelInfo | None = None
         self._changed = asyncio.Event()
@@ -61,6 +72,10 @@ class Fleet:
         self.ready[replica_id] = incarnation
         self.ready_log.append((replica_id, incarnation))
         self.model = model
+        self._changed.set()
+
+    def replica_draining(self, replica_id: int, incarnation: int) -> None:
+        self.draining.append((replica_id, incarnation))
         self._changed.set()
 
     def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:

@@ -188,8 +188,8 @@ async def test_a_forkserver_that_dies_while_it_starts_is_an_error_at_once_and_th
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with pytest.raises(OSError, match="ended before it could fork"):
-            await asyncio.wait_for(server.fork(theirs), 30)
-        child = await asyncio.wait_for(server.fork(theirs), 30)
+            await asyncio.wait_for(server.fork(theirs, 2), 30)
+        child = await asyncio.wait_for(server.fork(theirs, 2), 30)
         assert psutil.pid_exists(child.pid)
         child.close()
     await server.close()

@@ -84,16 +84,6 @@ async def test_a_crashed_replica_comes_back_as_another_process_and_incarnation(s
     await fleet.until(fleet.ends)
 
 
-async def test_a_message_of_another_incarnation_is_dropped(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(replica_spec(), ready=1)
-    foreign = Address("r", 0, 0, fleet.ready[0] + 1)
-    params = SamplingParams(prompt="x", seed=1, width=8, height=8)
-    fleet.supervisor.send(0, Generate(address=foreign, params=params))
-    fleet.generate()
-    await fleet.until(fleet.ends)
-    assert [message.address.incarnation for _, message in fleet.ends()] == [fleet.ready[0]]  # type: ignore[union-attr]
-
-
 async def test_a_hung_replica_ends_by_kill_and_is_replaced(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(replica_spec(), ready=1)
     pid = fleet.pid()

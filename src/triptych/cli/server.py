@@ -19,10 +19,12 @@ import uvloop
 from triptych.api.app import create_app
 from triptych.config.model_source import fetch_model
 from triptych.config.plan import ServePlan
+from triptych.engine.registry import engine_entry
 from triptych.errors import ConfigError, ErrorCode
 from triptych.orchestrator.orchestrator import Orchestrator
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.supervisor import Supervisor
+from triptych.replicas.watchdog import PACED_LIMITS, WatchdogLimits
 
 __all__ = ["run_server"]
 
@@ -77,11 +79,13 @@ class _Server:
             routing=plan.stage.runtime.routing,
             max_queue_size=plan.stage.runtime.max_queue_size,
         )
+        engine = plan.stage.engine_args.engine
         self._supervisor = Supervisor(
             plan.replicas,
-            ProcessExecutor(plan.stage.engine_args.engine),
+            ProcessExecutor(engine),
             listener=self._orchestrator,
             max_parallel_loads=plan.stage.runtime.max_parallel_loads,
+            limits=PACED_LIMITS if engine_entry(engine).paced else WatchdogLimits(),
         )
         self._orchestrator.attach(self._supervisor)
         app = create_app(

@@ -58,7 +58,10 @@ class ForkedWorker:
     def _bootstrap(self, parent_sentinel: int) -> int:
         fds = forkserver.get_inherited_fds()
         assert fds is not None
-        return main(socket.socket(fileno=fds[0]))
+        connection, stderr_fd = fds
+        os.dup2(stderr_fd, 2)  # the server reads it: the last words of a replica tell how it ended
+        os.close(stderr_fd)
+        return main(socket.socket(fileno=connection))
 
 
 def main(connection: socket.socket) -> int:
@@ -68,6 +71,7 @@ def main(connection: socket.socket) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # what a hung replica is asked before it is killed
     keep_frame_memory()
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
     sys.stdout = sys.stderr
