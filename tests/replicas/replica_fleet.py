@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from triptych.messages import (
     Aborted,
@@ -117,6 +119,17 @@ class Fleet:
 
 
 StartFleet = Callable[..., Awaitable[Fleet]]
+
+
+def install_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
+    """Make `Engine` of `source` an engine called `name`, for this process and the forkserver it starts."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[triptych.engines]\n{name} = {name}_engine:Engine\n")
+    (folder / f"{name}_engine.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
 
 
 def remaining_processes() -> list[str]:

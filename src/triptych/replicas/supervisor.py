@@ -153,16 +153,18 @@ class Supervisor:
 
     def _revive(self, replica: Replica) -> None:
         replica.restart.forgive()
-        if replica.current is not None and replica.state is not ReplicaState.STARTING:
-            self._leave(replica, AfterExit.RESTART)
-        elif replica.state is ReplicaState.BACKING_OFF:
+        task = self._tasks[replica.spec.replica_id]
+        if replica.state is ReplicaState.STARTING:
+            return
+        if replica.state is ReplicaState.BACKING_OFF:
             self._move(replica, Trigger.RESTART_ASKED)
             replica.woken.set()
-        elif replica.state in (ReplicaState.FAILED, ReplicaState.DRAINING):
+        elif task.done() or task in self._cancelled:
             self._move(replica, Trigger.RESTART_ASKED)
             replica.restarts += 1
             self._launch(replica)
-        # Otherwise it is about to start anyway.
+        else:
+            self._leave(replica, AfterExit.RESTART)
 
     def _leave(self, replica: Replica, after_exit: AfterExit) -> None:
         """Take a replica out of service; `after_exit` says for how long."""
@@ -178,7 +180,8 @@ class Supervisor:
         elif current is not None and current.process is not None:
             current.process.kill()  # it is loading, so no unit is lost
         elif before not in (ReplicaState.READY, ReplicaState.WARMING):
-            self._cancel(replica)  # no process yet, or none any more
+            replica.current = None  # no process yet, or none any more
+            self._cancel(replica)
         # Otherwise it died in this moment: its task sees `after_exit` next.
 
     # ---- one replica
