@@ -297,7 +297,7 @@ async def test_a_hang_is_found_its_stacks_are_dumped_and_the_replica_is_replaced
 ) -> None:
     fleet = await start_fleet(ready=2, limits=QUICK)
     other = fleet.pid(1)
-    fleet.generate(1, prompt="[[slow:4]]", num_inference_steps=1)  # one long step is no hang
+    fleet.generate(1, prompt="[[slow:2.5]]", num_inference_steps=1)  # one long step is no hang
     fleet.generate(0, prompt="[[hang]]")
     await fleet.until(lambda: fleet.lost)
     assert fleet.lost[0][2].startswith("hung: no progress in phase step for ")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.api.app import create_app
 from triptych.config.model_source import fetch_model
@@ -65,6 +66,26 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+class _ClosingApp:
+    """Asks every client to close its connection after the answer, once `closing` is set.
+
+    A client that keeps its connection would send its next request into the socket that the end of the drain closes,
+    and see a reset; one with a new connection is refused, which says that nothing was done.
+    """
+
+    def __init__(self, app: ASGIApp, closing: asyncio.Event) -> None:
+        self._app = app
+        self._closing = closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._closing.is_set():
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
+
+
 class _Server:
     """One serving process; `run` is its whole life."""
 
@@ -96,7 +117,7 @@ class _Server:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                app,
+                _ClosingApp(app, self._stop),
                 http="httptools",
                 ws="none",
                 lifespan="off",

@@ -25,6 +25,7 @@ from triptych.engine.base import Engine, EngineStartError
 from triptych.engine.registry import EngineEntry, engine_entry, import_engine
 from triptych.errors import ConfigError
 from triptych.messages import (
+    HEARTBEAT_INTERVAL_S,
     Abort,
     FromReplica,
     Generate,
@@ -44,7 +45,6 @@ __all__ = ["EXIT_BAD_FORK", "ForkedWorker", "Worker", "main"]
 
 EXIT_FAILED = 1
 EXIT_BAD_FORK = 76
-_HEARTBEAT_INTERVAL_S = 1.0
 
 logger = logging.getLogger("triptych.engine.worker")  # not __name__: in a fresh interpreter this is __main__
 
@@ -201,7 +201,7 @@ class Worker:
 
     def _beat(self, engine: Engine) -> None:
         pause = threading.Event()
-        while not pause.wait(_HEARTBEAT_INTERVAL_S):
+        while not pause.wait(HEARTBEAT_INTERVAL_S):
             steps, phase = engine.heartbeat()
             self._channel.send(Heartbeat(incarnation=self._incarnation, steps=steps, phase=phase))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych.messages import Address
+from triptych.messages import HEARTBEAT_INTERVAL_S, Address
 
 __all__ = ["PACED_LIMITS", "PhaseLimit", "PhaseTimes", "ServedTime", "Watch", "WatchdogLimits"]
 
@@ -164,7 +164,9 @@ class Watch:
         return None if self._phase == _IDLE and not self._units else self._phase
 
     def _changed(self, now: float) -> None:
-        # Of several units the smallest may have moved: only its size is known to be served in this time.
+        # A stretch is seen up to one interval too long. Of several units the smallest may have moved: only its size
+        # is known to be served in this time.
         if (phase := self._busy_with()) is not None:
-            self._times.learn(phase, now - self._changed_at, min(self._units.values(), default=0.0))
+            seconds = max(0.0, now - self._changed_at - HEARTBEAT_INTERVAL_S)
+            self._times.learn(phase, seconds, min(self._units.values(), default=0.0))
         self._changed_at = now
