@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 from support.server_process import ServerProcess, end, launch, write_stage_file
+
+# As in replicas: compute threads that wait do not spin. torch reads it when it is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 StartServer = Callable[..., ServerProcess]
 

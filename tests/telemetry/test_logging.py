@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -78,3 +80,47 @@ def test_configure_logging_writes_to_stderr_at_its_level_and_replaces_itself(
 def test_unknown_names_are_refused(level: str, format: str) -> None:
     with pytest.raises(ValueError, match=r"loud|xml"):
         configure_logging(level, format)
+
+
+def test_a_background_log_does_not_block_when_nobody_reads_and_says_how_much_it_dropped() -> None:
+    script = """
+import logging
+from triptych.telemetry.logging import configure_logging
+configure_logging("info", "text", background=True)
+for number in range(12_000):
+    logging.info("line %d %s", number, "x" * 100)
+logging.getLogger().handlers[0]._dropped and print("dropped", flush=True)
+print("alive", flush=True)
+input()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin and process.stdout and process.stderr
+    assert process.stdout.readline() == "dropped\n"
+    assert process.stdout.readline() == "alive\n"
+    seen: list[str] = []
+    reader = threading.Thread(target=seen.extend, args=(process.stderr,))
+    reader.start()
+    process.stdin.write("\n")
+    process.stdin.close()
+    assert process.wait(20) == 0
+    reader.join(20)
+    process.stdout.close()
+    process.stderr.close()
+    assert "line 0 " in seen[0]
+    assert any("log lines were dropped" in line for line in seen)
+
+
+def test_a_background_log_that_nobody_ever_reads_does_not_hold_up_the_exit() -> None:
+    script = """
+import logging
+from triptych.telemetry.logging import configure_logging
+configure_logging("info", "text", background=True)
+for number in range(2_000):
+    logging.info("line %d %s", number, "x" * 100)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    assert process.wait(20) == 0
+    assert process.stderr
+    process.stderr.close()

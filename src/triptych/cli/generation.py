@@ -76,6 +76,7 @@ class Generation:
         )
         if spec.device_kind == "cuda":
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(spec.visible_devices)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in replicas, before torch is imported
         with self._console.status(f"loading {plan.model}"):
             self._engine = import_engine(engine_entry(spec.engine))(spec, self._emit)
             info = self._engine.load()

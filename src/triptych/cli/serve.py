@@ -62,7 +62,7 @@ def serve(**given: object) -> None:
     from triptych.cli.server import run_server
     from triptych.telemetry.logging import configure_logging
 
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.log_level, settings.log_format, background=True)
     for warning in plan.warnings:
         _log.warning(warning)
     raise typer.Exit(run_server(plan))

@@ -11,13 +11,15 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.api.app import create_app
+from triptych.api.protocol import HttpProtocol
 from triptych.config.model_source import fetch_model
 from triptych.config.plan import ServePlan
 from triptych.engine.registry import engine_entry
@@ -35,6 +37,7 @@ _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
 _ANSWER_FLUSH_S = 5.0  # time for the last answers to leave after the last unit ended
 _REPLICA_STOP_S = 5.0  # time for idle replicas to leave by themselves
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(plan: ServePlan) -> int:
@@ -118,7 +121,7 @@ class _Server:
         self._http = _HttpServer(
             uvicorn.Config(
                 _ClosingApp(app, self._stop),
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -127,7 +130,6 @@ class _Server:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(_ANSWER_FLUSH_S),
             )
         )
 
@@ -149,7 +151,7 @@ class _Server:
         try:
             async with asyncio.TaskGroup() as tasks:
                 # 1. Signals first: one that arrives during the start is already an orderly stop.
-                for number in (signal.SIGINT, signal.SIGTERM):
+                for number in _STOP_SIGNALS:
                     asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
                 # 2. The port answers from here on: health routes tell of the start, work is 503 not_ready.
                 http = tasks.create_task(self._http.serve(sockets=[self._listener]), name="http")
@@ -160,22 +162,24 @@ class _Server:
                 start.cancel()
                 await self._drain()
                 # The port answers until here; then the last answers leave.
-                self._http.should_exit = True
-                await http
+                await self._close_http(http)
                 deadlines.cancel()
         finally:
             # Replicas go last: nobody can ask for them any more.
-            await self._supervisor.stop(timeout_s=_REPLICA_STOP_S)
+            await self._stop_replicas()
+            # What is left is the end of the interpreter; a signal must not turn a clean stop into another exit code.
+            for number in _STOP_SIGNALS:
+                asyncio.get_running_loop().remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
         return self._exit_code
 
     async def _start_replicas(self) -> None:
         settings, replicas = self._plan.settings, len(self._plan.replicas)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        _log.info(
-            "serving %s at http://%s:%d; %d replicas are starting", self._plan.model, host, settings.port, replicas
-        )
+        port = self._listener.getsockname()[1]
+        _log.info("serving %s at http://%s:%d; %d replicas are starting", self._plan.model, host, port, replicas)
         try:
-            await asyncio.to_thread(fetch_model, self._plan.model_source, self._plan.settings.revision)
+            await _in_daemon_thread(lambda: fetch_model(self._plan.model_source, settings.revision))
         except ConfigError as error:
             self._fail(str(error))
             return
@@ -187,12 +191,56 @@ class _Server:
         self._orchestrator.begin_drain()
         # 2. Running units finish, within the limit or until a second signal.
         drained = asyncio.create_task(self._orchestrator.drained(), name="drained")
-        now = asyncio.create_task(self._stop_now.wait(), name="stop now")
-        limit_s = self._plan.settings.shutdown_timeout
-        await asyncio.wait({drained, now}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if not drained.done():
+        if not await self._finished(drained, self._plan.settings.shutdown_timeout):
             _log.warning("work still runs: it is ended now")
+            drained.cancel()
         # 3. What still runs gets its answer, too.
         self._orchestrator.abort_all(ErrorCode.DRAINING)
-        for task in (drained, now):
-            task.cancel()
+
+    async def _close_http(self, http: asyncio.Task[None]) -> None:
+        self._http.should_exit = True
+        if not await self._finished(http, _ANSWER_FLUSH_S):
+            _log.warning("clients that do not take their answers are cut off")
+            self._http.force_exit = True
+            for connection in list(self._http.server_state.connections):
+                connection.transport.abort()
+        await http
+
+    async def _stop_replicas(self) -> None:
+        stop = asyncio.create_task(self._supervisor.stop(timeout_s=_REPLICA_STOP_S), name="stop replicas")
+        if not await self._finished(stop, _REPLICA_STOP_S):
+            await self._supervisor.stop(timeout_s=0)  # cuts the other one short
+        await stop
+
+    async def _finished(self, task: asyncio.Task[None], limit_s: float) -> bool:
+        """Wait for the task, at most `limit_s` and never past a second signal; True when it is done."""
+        now = asyncio.create_task(self._stop_now.wait(), name="stop now")
+        await asyncio.wait({task, now}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        now.cancel()
+        return task.done()
+
+
+async def _in_daemon_thread(work: Callable[[], object]) -> None:
+    """Run blocking work of minutes on a thread that does not keep the process alive when it is called off."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as raised:  # noqa: BLE001 - raised again where it is awaited
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="fetch model", daemon=True).start()
+    await done

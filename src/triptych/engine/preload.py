@@ -15,9 +15,14 @@ import os  # noqa: E402
 
 import setproctitle  # noqa: E402
 
+# Given by the server: asking for the parent here is too late if the server has already died.
+SERVER_PID = int(os.environ.pop("_TRIPTYCH_SERVER_PID", os.getppid()))
 # Threads do not survive a fork: OpenBLAS must not start any while numpy is imported.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # torch.cuda.is_available() would otherwise initialise CUDA and so spoil it for every child.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+# Idle compute threads sleep: replicas share cores with each other, the server and whatever else runs there, and with
+# threads that spin a picture took ten times as long on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 setproctitle.setproctitle("triptych: forkserver")

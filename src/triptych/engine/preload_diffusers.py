@@ -1,14 +1,19 @@
 """What replicas of the diffusers engine share: torch, transformers, diffusers and the classes these load lazily.
 
-Imported by the forkserver before it forks. Nothing here may create tensors, threads or a CUDA context. A server that
-dies meanwhile is noticed between two imports, so that the forkserver does not outlive it by a whole preload.
+Imported by the forkserver before it forks. Nothing here may create tensors, threads or a CUDA context. A timer looks
+after the server meanwhile, so that the forkserver does not outlive it by a whole preload.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
+from types import FrameType
 
+from triptych.engine.preload import SERVER_PID
+
+_LOOK_EVERY_S = 0.2
 _MODULES = (
     "torch",
     "transformers",
@@ -27,12 +32,21 @@ _MODULES = (
 )
 
 
+def _leave_if_orphaned(number: int, frame: FrameType | None) -> None:
+    if os.getppid() != SERVER_PID:
+        os._exit(0)
+
+
 def _preload(modules: tuple[str, ...]) -> None:
-    server = os.getppid()
-    for module in modules:
-        importlib.import_module(module)
-        if os.getppid() != server:
-            os._exit(0)
+    # A signal, because a thread would not survive the forks to come.
+    signal.signal(signal.SIGALRM, _leave_if_orphaned)
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S, _LOOK_EVERY_S)
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 _preload(_MODULES)

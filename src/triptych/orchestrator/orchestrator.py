@@ -145,12 +145,13 @@ class Orchestrator(SupervisorListener):
         request = core.live.get(request_id) or core.history.get(request_id)
         if request is not None and _belongs(request, owner):
             return self._views([request])[0]
-        matches = [
-            request
-            for requests in (core.live.values(), core.history)
-            for request in requests
-            if request.spec.client_request_id == request_id and _belongs(request, owner)
-        ]
+        matches: list[Request] = []
+        for requests in (core.live.values(), core.history):  # a live one is meant, whatever bore the name before
+            matches = matches or [
+                request
+                for request in requests
+                if request.spec.client_request_id == request_id and _belongs(request, owner)
+            ]
         if not matches:
             raise TriptychError(ErrorCode.REQUEST_NOT_FOUND, f"there is no request {request_id!r}")
         if len(matches) > 1:

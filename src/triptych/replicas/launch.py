@@ -102,6 +102,7 @@ class ForkServer:
         # The resource tracker unblocks them in the thread that starts it, so it goes first.
         with self._starting:
             resource_tracker.ensure_running()
+            os.environ["_TRIPTYCH_SERVER_PID"] = str(os.getpid())  # how the forkserver knows its server
             with _blocked({signal.SIGINT, signal.SIGTERM}):
                 try:
                     status_fd, data_fd = self._server.connect_to_new_process(list(fds))

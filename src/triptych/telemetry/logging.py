@@ -1,36 +1,107 @@
 """Log lines of server and replicas: structured, to stderr, every line naming the replica it came from.
 
 Whatever a caller passes in `extra=` becomes `key=value` (text) or a member of the object (json). A record is one
-line; only a traceback adds lines, in text each with the record's own prefix, in json none.
+line; only a traceback adds lines, in text each with the record's own prefix, in json none. The server writes from a
+thread of its own: whoever reads its log slowly, or not at all, must not stop the event loop.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import Literal
 
 __all__ = ["JsonFormatter", "TextFormatter", "configure_logging"]
 
+_MAX_UNWRITTEN = 10_000
+_FLUSH_TIMEOUT_S = 1.0
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure_logging(level: str, format: Literal["text", "json"] | str, *, replica: str | None = None) -> None:
-    """Send the root logger to stderr in `format`; `replica` marks every line. Raises ValueError for a bad name."""
+def configure_logging(
+    level: str, format: Literal["text", "json"] | str, *, replica: str | None = None, background: bool = False
+) -> None:
+    """Send the root logger to stderr in `format`; `replica` marks every line. Raises ValueError for a bad name.
+
+    With `background` logging never blocks: beyond 10,000 unwritten lines further ones are counted and dropped.
+    """
     if format not in ("text", "json"):
         raise ValueError(f"log format must be text or json, not {format!r}")
     if level.upper() not in logging.getLevelNamesMapping():
         raise ValueError(f"unknown log level {level!r}")
-    handler = logging.StreamHandler(sys.stderr)
+    handler: logging.Handler = logging.StreamHandler(_Descriptor(sys.stderr.fileno()) if background else sys.stderr)
     handler.setFormatter(JsonFormatter(replica) if format == "json" else TextFormatter(replica))
+    if background:
+        handler = _BackgroundHandler(handler)
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+class _Descriptor:
+    """Text stream without a buffer, so that a write that never ends holds no lock that the exit would wait for."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, text: str) -> None:
+        """Write all of it."""
+        data = text.encode(errors="backslashreplace")
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+class _BackgroundHandler(logging.Handler):
+    """Hands records to a thread that writes them."""
+
+    def __init__(self, writer: logging.Handler) -> None:
+        super().__init__()
+        self._writer = writer
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(_MAX_UNWRITTEN)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write, name="log", daemon=True)
+        self._thread.start()
+        atexit.register(self._flush)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record, or count it as dropped."""
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+    def _write(self) -> None:
+        # `emit`, not `handle`: the exit takes every handler's lock, and must not wait for a write that never ends.
+        while (record := self._records.get()) is not None:
+            self._writer.emit(record)
+            if self._records.empty():
+                self._tell_dropped()
+        self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            text = "%d log lines were dropped: nobody read them in time"
+            self._writer.emit(logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (dropped,), None))
+
+    def _flush(self) -> None:
+        try:
+            self._records.put(None, timeout=_FLUSH_TIMEOUT_S)
+        except queue.Full:
+            return
+        self._thread.join(_FLUSH_TIMEOUT_S)
 
 
 def _fields(record: logging.LogRecord, replica: str | None) -> dict[str, object]:
