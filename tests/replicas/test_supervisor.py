@@ -18,6 +18,7 @@ from triptych.messages import Abort, Aborted, Address, Failure, Generate, MediaI
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.state import ReplicaState
 from triptych.replicas.watchdog import PhaseLimit, WatchdogLimits
+from triptych.telemetry.logging import RAW_LOGGER
 
 pytestmark = pytest.mark.anyio
 
@@ -273,8 +274,8 @@ async def test_an_engine_that_cannot_be_imported_is_one_line_with_its_reason(
     assert fleet.exhausted == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
-async def test_what_a_replica_writes_reaches_the_stderr_of_the_server_line_by_line(
-    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+async def test_what_a_replica_writes_reaches_the_log_of_the_server_in_whole_lines(
+    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = "import os\nfrom triptych.engine.simulated import SimulatedEngine as Base\nclass Engine(Base):\n"
     source += (
@@ -283,17 +284,18 @@ async def test_what_a_replica_writes_reaches_the_stderr_of_the_server_line_by_li
     install_engine(tmp_path, monkeypatch, "talking", source)
     fleet = await start_fleet(replica_spec(engine="talking"), ready=1)
     await fleet.supervisor.stop(timeout_s=5)
-    assert [line for line in capsys.readouterr().err.splitlines() if line in ("half a line", "rest")] == [
-        "half a line",
-        "rest",
-    ]
+    assert raw_lines(caplog) == ["half a line", "rest"]
+
+
+def raw_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for record in caplog.records if record.name == RAW_LOGGER for line in record.getMessage().splitlines()]
 
 
 QUICK = WatchdogLimits(step=PhaseLimit(1.5, 1.5), stopped_after_s=1.5)
 
 
 async def test_a_hang_is_found_its_stacks_are_dumped_and_the_replica_is_replaced(
-    start_fleet: StartFleet, capsys: pytest.CaptureFixture[str]
+    start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = await start_fleet(ready=2, limits=QUICK)
     other = fleet.pid(1)
@@ -303,7 +305,7 @@ async def test_a_hang_is_found_its_stacks_are_dumped_and_the_replica_is_replaced
     assert fleet.lost[0][2].startswith("hung: no progress in phase step for ")
     assert fleet.draining == [(0, fleet.lost[0][1])]
     assert fleet.supervisor.statuses()[0].last_error == fleet.lost[0][2]
-    assert "in _end" in capsys.readouterr().err  # where the simulated engine hangs
+    assert any(line.endswith("in _end") for line in raw_lines(caplog))  # where the simulated engine hangs
     await fleet.until_ready(2)
     await fleet.until(fleet.ends)
     assert fleet.pid(1) == other

@@ -1,4 +1,4 @@
-"""What a replica writes to its stderr: passed on line by line to the server's own, the last lines kept.
+"""What a replica writes to its stderr: passed on to the server's log as it is, in whole lines, the last ones kept.
 
 The end of a process is often explained there and nowhere else: a traceback, faulthandler's report of a fatal signal,
 an import error before the first message. `last_words` picks the line that tells most.
@@ -7,18 +7,20 @@ an import error before the first message. `last_words` picks the line that tells
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 import re
-import sys
 from collections import deque
 from collections.abc import Callable
+
+from triptych.telemetry.logging import RAW_LOGGER
 
 __all__ = ["StderrPipe", "last_words"]
 
 _KEPT_LINES = 64
 _MAX_LINE_BYTES = 64 * 1024
 _MAX_WORDS = 300
+_raw = logging.getLogger(RAW_LOGGER)
 _TELLING = re.compile(r"Fatal Python error: |[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
 
 
@@ -63,10 +65,9 @@ class StderrPipe:
 
     def _take(self, lines: list[bytes]) -> None:
         texts = [line.decode(errors="replace") for line in lines]
-        self.lines.extend(texts)
-        with contextlib.suppress(OSError):  # the server's own stderr may be gone; its replicas must not suffer
-            sys.stderr.write("".join(f"{text}\n" for text in texts))
-            sys.stderr.flush()
+        if texts:
+            self.lines.extend(texts)
+            _raw.warning("%s", "\n".join(texts))
 
 
 def last_words(lines: deque[str]) -> str | None:
