@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 __all__ = [
+    "HEARTBEAT_INTERVAL_S",
     "Abort",
     "Aborted",
     "Address",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 Scalar = int | float | str | bool
+
+HEARTBEAT_INTERVAL_S = 1.0
 
 
 class Lora(msgspec.Struct, frozen=True):
@@ -213,7 +216,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The device thread is alive; `steps` counts forwards since the start, `phase` names what runs now."""
+    """Sent every `HEARTBEAT_INTERVAL_S`; `steps` counts forwards since the start, `phase` names what runs now."""
 
     incarnation: int
     steps: int

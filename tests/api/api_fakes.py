@@ -88,6 +88,7 @@ class FakeOrchestrator:
         self.ready = Readiness(ready=True)
         self.views: dict[str, RequestView] = {}
         self.payload = PNG
+        self.operations: list[tuple[str, int]] = []
 
     def submit(self, request: GenerationRequest) -> FakeStream:
         if self.submit_error is not None:
@@ -138,6 +139,18 @@ class FakeOrchestrator:
             priority=view.priority if priority is None else priority,
             timeout_s=view.timeout_s if timeout_s is None else timeout_s,
         )
+
+    def drain_replica(self, replica_id: int) -> ReplicaView:
+        self.operations.append(("drain", replica_id))
+        return self.replicas()[0]
+
+    def restart_replica(self, replica_id: int) -> ReplicaView:
+        self.operations.append(("restart", replica_id))
+        return self.replicas()[0]
+
+    def resize(self, count: int) -> list[ReplicaView]:
+        self.operations.append(("resize", count))
+        return self.replicas()
 
     def readiness(self) -> Readiness:
         return self.ready

@@ -225,9 +225,6 @@ async def test_before_the_first_replica_is_ready_requests_get_503_with_a_wait(or
         ("GET", "/v1/videos"),
         ("GET", "/v1/videos/video_1/content"),
         ("DELETE", "/v1/videos/video_1"),
-        ("POST", "/v1/replicas/0/drain"),
-        ("POST", "/v1/replicas/0/restart"),
-        ("PUT", "/v1/replicas"),
         ("GET", "/metrics"),
     ],
 )

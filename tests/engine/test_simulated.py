@@ -288,6 +288,17 @@ def test_heartbeat_names_the_phase_and_counts_steps(start: Start) -> None:
     assert harness.engine.heartbeat() == (12, "idle")
 
 
+def test_the_heartbeat_counts_on_during_one_long_step(start: Start) -> None:
+    harness = start(seconds_per_request=30)
+    harness.generate(num_inference_steps=1)
+    assert isinstance(harness.hear()[0], Progress)
+    deadline = time.monotonic() + WAIT_S
+    while harness.engine.heartbeat()[0] < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert harness.engine.heartbeat()[0] >= 2
+    assert harness.engine.heartbeat()[1] == "step"
+
+
 def test_stop_lets_running_units_finish(start: Start) -> None:
     harness = start(seconds_per_request=0.3)
     harness.generate()

@@ -29,6 +29,7 @@ class FakeReplicas:
     def __init__(self) -> None:
         self.sent: list[tuple[int, ToReplica]] = []
         self.states: list[ReplicaState] = []
+        self.asked: list[tuple[str, int]] = []
 
     def send(self, replica_id: int, message: ToReplica, frames: Sequence[Frame] = ()) -> None:
         self.sent.append((replica_id, message))
@@ -38,6 +39,16 @@ class FakeReplicas:
             ReplicaStatus(number, 0, state, 1, (100 + number,) if state is ReplicaState.READY else (), ("0",), 1, 0)
             for number, state in enumerate(self.states)
         ]
+
+    def drain(self, replica_id: int) -> None:
+        self.asked.append(("drain", replica_id))
+        self.states[replica_id] = ReplicaState.DRAINING
+
+    def restart(self, replica_id: int) -> None:
+        self.asked.append(("restart", replica_id))
+
+    def resize(self, count: int) -> None:
+        self.asked.append(("resize", count))
 
     def generate(self, request_id: str, unit: int = 0) -> tuple[int, Address]:
         for replica_id, message in reversed(self.sent):

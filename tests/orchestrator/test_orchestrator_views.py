@@ -182,3 +182,18 @@ async def test_the_estimator_is_a_hook() -> None:
     server.submit()
     server.output()
     assert learned.seen == [1.0]
+
+
+async def test_operators_reach_the_supervisor_until_the_server_drains() -> None:
+    server = Server((1, 1))
+    orchestrator = server.orchestrator
+    assert orchestrator.drain_replica(1).state is ReplicaState.DRAINING
+    assert orchestrator.restart_replica(1).id == 1
+    assert [view.id for view in orchestrator.resize(2)] == [0, 1]
+    assert server.fake.asked == [("drain", 1), ("restart", 1), ("resize", 2)]
+    orchestrator.begin_drain()
+    for ask in (orchestrator.drain_replica, orchestrator.restart_replica, orchestrator.resize):
+        with pytest.raises(TriptychError) as caught:
+            ask(1)
+        assert caught.value.code is ErrorCode.DRAINING
+    assert len(server.fake.asked) == 3

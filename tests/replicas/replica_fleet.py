@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from triptych.messages import (
     Aborted,
@@ -22,6 +24,7 @@ from triptych.messages import (
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.state import ReplicaState
 from triptych.replicas.supervisor import Supervisor
+from triptych.replicas.watchdog import WatchdogLimits
 from triptych.wire import Frame
 
 WAIT_S = 30
@@ -46,13 +49,23 @@ def replica_spec(
 class Fleet:
     """A supervisor with the listener a test asks."""
 
-    def __init__(self, specs: Sequence[ReplicaSpec], *, max_parallel_loads: int = 4, executor: Any = None) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ReplicaSpec],
+        *,
+        max_parallel_loads: int = 4,
+        executor: Any = None,
+        limits: WatchdogLimits | None = None,
+    ) -> None:
         self.executor = executor or ProcessExecutor(specs[0].engine)
-        self.supervisor = Supervisor(specs, self.executor, listener=self, max_parallel_loads=max_parallel_loads)
+        self.supervisor = Supervisor(
+            specs, self.executor, listener=self, max_parallel_loads=max_parallel_loads, limits=limits
+        )
         self.ready: dict[int, int] = {}  # replica -> incarnation
         self.ready_log: list[tuple[int, int]] = []
         self.lost: list[tuple[int, int, str]] = []
         self.heard: list[tuple[int, FromReplica, list[bytes]]] = []
+        self.draining: list[tuple[int, int]] = []
         self.exhausted: str | None = None
         self.model: ModelInfo | None = None
         self._changed = asyncio.Event()
@@ -61,6 +74,10 @@ class Fleet:
         self.ready[replica_id] = incarnation
         self.ready_log.append((replica_id, incarnation))
         self.model = model
+        self._changed.set()
+
+    def replica_draining(self, replica_id: int, incarnation: int) -> None:
+        self.draining.append((replica_id, incarnation))
         self._changed.set()
 
     def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:
@@ -102,6 +119,17 @@ class Fleet:
 
 
 StartFleet = Callable[..., Awaitable[Fleet]]
+
+
+def install_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
+    """Make `Engine` of `source` an engine called `name`, for this process and the forkserver it starts."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[triptych.engines]\n{name} = {name}_engine:Engine\n")
+    (folder / f"{name}_engine.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(folder)
 
 
 def remaining_processes() -> list[str]:

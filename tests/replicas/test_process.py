@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from replica_fleet import StartFleet, remaining_processes, replica_spec
+from replica_fleet import StartFleet, install_engine, remaining_processes, replica_spec
 
 from triptych.errors import ConfigError
 from triptych.messages import FromReplica, ReplicaSpec, Stop
@@ -44,17 +44,6 @@ class Engine(SimulatedEngine):
             time.sleep(6)
         os._exit(7)
 """
-
-
-def install_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
-    """Make `Engine` of `source` an engine called `name`, for this process and the forkserver it starts."""
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[triptych.engines]\n{name} = {name}_engine:Engine\n")
-    (folder / f"{name}_engine.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.syspath_prepend(folder)
 
 
 class Listener:
@@ -188,8 +177,8 @@ async def test_a_forkserver_that_dies_while_it_starts_is_an_error_at_once_and_th
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with pytest.raises(OSError, match="ended before it could fork"):
-            await asyncio.wait_for(server.fork(theirs), 30)
-        child = await asyncio.wait_for(server.fork(theirs), 30)
+            await asyncio.wait_for(server.fork(theirs, 2), 30)
+        child = await asyncio.wait_for(server.fork(theirs, 2), 30)
         assert psutil.pid_exists(child.pid)
         child.close()
     await server.close()

@@ -27,3 +27,23 @@ def test_serving_for_a_while_forgives_earlier_deaths() -> None:
         rule.delay_after_death_s(now=1.0, ready_at=None)
     assert rule.delay_after_death_s(now=60.0, ready_at=30.0) == 0
     assert rule.delay_after_death_s(now=61.0, ready_at=None) == 0.5
+
+
+def test_a_completed_unit_begins_the_row_of_early_deaths_anew() -> None:
+    rule = RestartRule()
+    for _ in range(5):
+        rule.delay_after_death_s(now=1.0, ready_at=None)
+    assert rule.delay_after_death_s(now=2.0, ready_at=1.0, served=True) == 0.5
+    assert rule.delay_after_death_s(now=3.0, ready_at=None) == 1
+
+
+def test_eight_early_deaths_in_a_row_are_a_crash_loop_until_forgiven() -> None:
+    rule = RestartRule()
+    for _ in range(7):
+        rule.delay_after_death_s(now=1.0, ready_at=None)
+    assert not rule.in_crash_loop
+    rule.delay_after_death_s(now=1.0, ready_at=None)
+    assert rule.in_crash_loop
+    rule.forgive()
+    assert not rule.in_crash_loop
+    assert rule.delay_after_death_s(now=1.0, ready_at=None) == 0.5

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from replica_fleet import WAIT_S, StartFleet, replica_spec
+from replica_fleet import WAIT_S, Fleet, StartFleet, install_engine, replica_spec
 
+from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Abort, Aborted, Address, Failure, Generate, MediaInput, Output, Progress, SamplingParams
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.state import ReplicaState
+from triptych.replicas.watchdog import PhaseLimit, WatchdogLimits
+from triptych.telemetry.logging import RAW_LOGGER
 
 pytestmark = pytest.mark.anyio
 
@@ -90,16 +93,6 @@ async def test_a_crashed_replica_comes_back_as_another_process_and_incarnation(s
     assert (status.restarts, status.last_error) == (1, "killed by SIGKILL")
     fleet.generate(0)
     await fleet.until(fleet.ends)
-
-
-async def test_a_message_of_another_incarnation_is_dropped(start_fleet: StartFleet) -> None:
-    fleet = await start_fleet(replica_spec(), ready=1)
-    foreign = Address("r", 0, 0, fleet.ready[0] + 1)
-    params = SamplingParams(prompt="x", seed=1, width=8, height=8)
-    fleet.supervisor.send(0, Generate(address=foreign, params=params))
-    fleet.generate()
-    await fleet.until(fleet.ends)
-    assert [message.address.incarnation for _, message in fleet.ends()] == [fleet.ready[0]]  # type: ignore[union-attr]
 
 
 async def test_a_hung_replica_ends_by_kill_and_is_replaced(start_fleet: StartFleet) -> None:
@@ -234,3 +227,226 @@ async def test_the_child_does_not_import_the_main_module_of_the_server(
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     await start_fleet(replica_spec(), ready=1)
     assert not trace.exists()
+
+
+BREAKING = """
+import ctypes, os, sys
+from triptych.engine.simulated import SimulatedEngine
+
+class Engine(SimulatedEngine):
+    def run(self):
+        how = os.environ["ENDS_BY"]
+        if how == "exception":
+            raise RuntimeError("device lost\\nmore about it")
+        if how == "segfault":
+            ctypes.string_at(0)
+        print("2 free blocks left", file=sys.stderr)
+        os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("exception", "exit code 1 (RuntimeError: device lost)"),
+        ("segfault", "killed by SIGSEGV (Fatal Python error: Segmentation fault)"),
+        ("exit", "exit code 9 (2 free blocks left)"),
+    ],
+)
+@pytest.mark.parametrize("fresh_interpreter", [False, True])
+async def test_the_last_words_of_a_replica_explain_its_end(
+    start_fleet: StartFleet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    reason: str,
+    fresh_interpreter: bool,
+) -> None:
+    install_engine(tmp_path, monkeypatch, "breaking", BREAKING)
+    monkeypatch.setenv("ENDS_BY", how)
+    executor = ProcessExecutor("breaking")
+    if fresh_interpreter:
+        executor.leave_forkserver()
+    fleet = await start_fleet(replica_spec(engine="breaking"), executor=executor)
+    await fleet.until(lambda: fleet.lost)
+    assert fleet.lost[0][2] == reason
+    assert fleet.supervisor.statuses()[0].last_error == reason
+
+
+async def test_an_engine_that_cannot_be_imported_is_one_line_with_its_reason(
+    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, "missing", "import no_such_module\n")
+    fleet = await start_fleet(replica_spec(engine="missing"))
+    await fleet.until(lambda: fleet.exhausted)
+    assert fleet.exhausted == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+async def test_what_a_replica_writes_reaches_the_log_of_the_server_in_whole_lines(
+    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "import os\nfrom triptych.engine.simulated import SimulatedEngine as Base\nclass Engine(Base):\n"
+    source += (
+        "    def load(self):\n        os.write(2, b'half a '); os.write(2, b'line\\nrest'); return super().load()\n"
+    )
+    install_engine(tmp_path, monkeypatch, "talking", source)
+    fleet = await start_fleet(replica_spec(engine="talking"), ready=1)
+    await fleet.supervisor.stop(timeout_s=5)
+    assert raw_lines(caplog) == ["half a line", "rest"]
+
+
+def raw_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for record in caplog.records if record.name == RAW_LOGGER for line in record.getMessage().splitlines()]
+
+
+QUICK = WatchdogLimits(step=PhaseLimit(1.5, 1.5), stopped_after_s=1.5)
+
+
+async def test_a_hang_is_found_its_stacks_are_dumped_and_the_replica_is_replaced(
+    start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = await start_fleet(ready=2, limits=QUICK)
+    other = fleet.pid(1)
+    fleet.generate(1, prompt="[[slow:2.5]]", num_inference_steps=1)  # one long step is no hang
+    fleet.generate(0, prompt="[[hang]]")
+    await fleet.until(lambda: fleet.lost)
+    assert fleet.lost[0][2].startswith("hung: no progress in phase step for ")
+    assert fleet.draining == [(0, fleet.lost[0][1])]
+    assert fleet.supervisor.statuses()[0].last_error == fleet.lost[0][2]
+    assert any(line.endswith("in _end") for line in raw_lines(caplog))  # where the simulated engine hangs
+    await fleet.until_ready(2)
+    await fleet.until(fleet.ends)
+    assert fleet.pid(1) == other
+
+
+async def test_a_stopped_process_is_found_and_replaced_also_when_it_was_idle(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1, limits=QUICK)
+    os.kill(fleet.pid(), signal.SIGSTOP)
+    await fleet.until(lambda: fleet.lost)
+    assert fleet.lost[0][2].startswith("hung: stopped by a signal and silent for ")
+    await fleet.until_ready(1)
+
+
+async def test_a_loop_that_stood_still_kills_nobody(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(replica_spec(), ready=1, limits=QUICK)
+    fleet.generate(prompt="[[slow:6]]")
+    time.sleep(4)  # noqa: ASYNC251 - the loop is meant to be stuck
+    await fleet.until(fleet.ends)
+    assert fleet.lost == []
+
+
+async def test_a_drained_replica_finishes_what_it_has_leaves_and_comes_back_when_told(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(ready=2)
+    fleet.generate(0, prompt="[[slow:0.5]]")
+    fleet.supervisor.drain(0)
+    assert fleet.draining == [(0, fleet.ready[0])]
+    fleet.supervisor.drain(0)  # asked twice
+    assert fleet.state(0) is ReplicaState.DRAINING
+    await fleet.until(lambda: fleet.lost)
+    assert isinstance(fleet.ends()[0][1], Output)
+    assert fleet.lost[0][2] == "exit code 0"
+    await asyncio.sleep(0.2)
+    assert (fleet.state(0), fleet.supervisor.statuses()[0].pids) == (ReplicaState.DRAINING, ())
+    assert fleet.supervisor.statuses()[0].last_error is None
+    fleet.supervisor.restart(0)
+    await fleet.until_ready(2)
+    assert fleet.supervisor.statuses()[0].restarts == 1
+    fleet.generate(0)
+    await fleet.until(lambda: len(fleet.ends()) == 2)
+
+
+async def test_a_restart_is_a_drain_and_another_process(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    before = fleet.pid(0)
+    fleet.generate(0, prompt="[[slow:0.3]]")
+    fleet.supervisor.restart(0)
+    fleet.supervisor.restart(0)
+    await fleet.until(lambda: len(fleet.ready_log) == 3)
+    assert isinstance(fleet.ends()[0][1], Output)
+    assert fleet.pid(0) != before
+    assert [status.restarts for status in fleet.supervisor.statuses()] == [1, 0]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
+async def test_drain_and_restart_at_any_moment_of_a_start_end_in_one_ready_process(
+    start_fleet: StartFleet, delay_s: float
+) -> None:
+    fleet = await start_fleet()
+    for _ in range(3):
+        await asyncio.sleep(delay_s)
+        fleet.supervisor.restart(0)
+        fleet.supervisor.drain(0)
+        fleet.supervisor.restart(0)
+    await fleet.until(lambda: set(fleet.ready) == {0, 1} and fleet.state(0) is ReplicaState.READY)
+    fleet.generate(0)
+    await fleet.until(fleet.ends)
+
+
+async def test_resize_rests_the_highest_ids_and_wakes_the_lowest(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(*(replica_spec(i) for i in range(3)), ready=3)
+    fleet.supervisor.resize(1)
+    await fleet.until(lambda: set(fleet.ready) == {0})
+    assert [status.wanted for status in fleet.supervisor.statuses()] == [True, False, False]
+    fleet.supervisor.resize(2)
+    await fleet.until(lambda: set(fleet.ready) == {0, 1})
+    fleet.supervisor.drain(0)
+    fleet.supervisor.resize(2)
+    await fleet.until(lambda: set(fleet.ready) == {0, 1})
+    for count in (0, 4):
+        with pytest.raises(TriptychError, match=f"1 to 3.* got {count}"):
+            fleet.supervisor.resize(count)
+
+
+async def test_a_crash_loop_fails_the_replica_until_it_is_restarted_but_never_the_last(
+    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.replicas.restart.FIRST_DELAY_S", 0.01)
+    source = "import os\nfrom triptych.engine.simulated import SimulatedEngine as Base\nclass Engine(Base):\n"
+    source += "    def load(self):\n        if os.path.exists(os.environ['BROKEN'] + self._spec_id):\n"
+    source += "            os._exit(3)\n        return super().load()\n"
+    source += "    def __init__(self, spec, emit):\n        self._spec_id = str(spec.replica_id)\n"
+    source += "        super().__init__(spec, emit)\n"
+    install_engine(tmp_path, monkeypatch, "looping", source)
+    monkeypatch.setenv("BROKEN", str(tmp_path / "broken-"))
+    (tmp_path / "broken-1").touch()
+    fleet = await start_fleet(replica_spec(0, engine="looping"), replica_spec(1, engine="looping"))
+    await until_state(fleet, 1, ReplicaState.FAILED)
+    assert fleet.state(0) is ReplicaState.READY
+    assert fleet.supervisor.statuses()[1].last_error == "exit code 3"
+    with pytest.raises(TriptychError, match="a restart revives it"):
+        fleet.supervisor.drain(1)
+    (tmp_path / "broken-1").unlink()
+    fleet.supervisor.restart(1)
+    await fleet.until_ready(2)
+
+    (tmp_path / "broken-0").touch()
+    (tmp_path / "broken-1").touch()
+    for replica_id in (0, 1):
+        os.kill(fleet.pid(replica_id), signal.SIGKILL)
+    async with asyncio.timeout(WAIT_S):
+        while fleet.supervisor.statuses()[0].restarts < 9:  # noqa: ASYNC110 - back-offs are told to nobody
+            await asyncio.sleep(0.02)
+    assert fleet.state(0) is not ReplicaState.FAILED
+    (tmp_path / "broken-0").unlink()
+    await fleet.until(lambda: 0 in fleet.ready)
+
+
+def test_before_the_start_nothing_can_be_changed() -> None:
+    async def ask() -> None:
+        fleet = Fleet([replica_spec()])
+        for change in (fleet.supervisor.drain, fleet.supervisor.restart):
+            with pytest.raises(TriptychError) as caught:
+                change(0)
+            assert caught.value.code is ErrorCode.CONFLICT
+            with pytest.raises(TriptychError, match="no replica 7"):
+                change(7)
+
+    asyncio.run(ask())
+
+
+async def until_state(fleet: Fleet, replica_id: int, state: ReplicaState) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while fleet.state(replica_id) is not state:  # noqa: ASYNC110 - states are told to nobody
+            await asyncio.sleep(0.02)

@@ -35,8 +35,10 @@ def test_what_is_not_in_the_table_raises() -> None:
                     next_state(state, trigger)
 
 
-def test_a_stopped_replica_never_starts_again() -> None:
-    assert [trigger for trigger in Trigger if (ReplicaState.DRAINING, trigger) in TRANSITIONS] == []
+def test_a_drained_or_failed_replica_starts_again_only_when_asked() -> None:
+    for state in (ReplicaState.DRAINING, ReplicaState.FAILED):
+        ways_up = [trigger for trigger in Trigger if TRANSITIONS.get((state, trigger)) is ReplicaState.STARTING]
+        assert ways_up == [Trigger.RESTART_ASKED]
 
 
 def test_every_state_can_be_reached() -> None:

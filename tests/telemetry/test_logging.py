@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from triptych.telemetry.logging import JsonFormatter, TextFormatter, configure_logging
+from triptych.telemetry.logging import RAW_LOGGER, JsonFormatter, TextFormatter, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +124,12 @@ for number in range(2_000):
     assert process.wait(20) == 0
     assert process.stderr
     process.stderr.close()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_another_process_has_formatted_is_written_as_it_is(
+    format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("error", format)
+    logging.getLogger(RAW_LOGGER).warning("%s", "first {line}\n  second")
+    assert capsys.readouterr().err == "first {line}\n  second\n"

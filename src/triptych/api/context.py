@@ -12,7 +12,7 @@ from typing import Literal
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import ModelInfo
-from triptych.orchestrator.core import COME_BACK_S
+from triptych.orchestrator.admission import COME_BACK_S
 from triptych.orchestrator.orchestrator import Orchestrator
 
 __all__ = ["ApiContext"]

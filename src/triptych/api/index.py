@@ -20,8 +20,6 @@ _NOT_BUILT = (
     ("/v1/images/edits", "POST"),
     ("/v1/videos", "GET", "POST"),
     ("/v1/videos/{rest:path}", "GET", "POST", "DELETE"),
-    ("/v1/replicas/{replica_id}/drain", "POST"),
-    ("/v1/replicas/{replica_id}/restart", "POST"),
     ("/metrics", "GET"),
 )
 
@@ -41,7 +39,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
                     "GET /v1/models",
                     "GET /v1/requests",
                     "GET, PATCH, DELETE /v1/requests/{id}",
-                    "GET /v1/replicas",
+                    "GET, PUT /v1/replicas",
+                    "POST /v1/replicas/{id}/drain, POST /v1/replicas/{id}/restart",
                     "GET /livez, /readyz, /health, /ping, /version",
                 ],
                 "documentation": "docs/diffusion_multi_replica.md of the source tree",

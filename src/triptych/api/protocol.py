@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from triptych.api.errors import error_response
 from triptych.api.middleware import give_request_ids
 from triptych.errors import ErrorCode, TriptychError
-from triptych.orchestrator.core import COME_BACK_S
+from triptych.orchestrator.admission import COME_BACK_S
 
 __all__ = ["HttpProtocol"]
 

@@ -16,15 +16,18 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.api.app import create_app
 from triptych.api.protocol import HttpProtocol
 from triptych.config.model_source import fetch_model
 from triptych.config.plan import ServePlan
+from triptych.engine.registry import engine_entry
 from triptych.errors import ConfigError, ErrorCode
 from triptych.orchestrator.orchestrator import Orchestrator
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.supervisor import Supervisor
+from triptych.replicas.watchdog import PACED_LIMITS, WatchdogLimits
 
 __all__ = ["run_server"]
 
@@ -50,6 +53,26 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+class _ClosingApp:
+    """Asks every client to close its connection after the answer, once `closing` is set.
+
+    A client that keeps its connection would send its next request into the socket that the end of the drain closes,
+    and see a reset; one with a new connection is refused, which says that nothing was done.
+    """
+
+    def __init__(self, app: ASGIApp, closing: asyncio.Event) -> None:
+        self._app = app
+        self._closing = closing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._closing.is_set():
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_and_close)
+
+
 class _Server:
     """One serving process; `run` is its whole life."""
 
@@ -64,11 +87,13 @@ class _Server:
             routing=plan.stage.runtime.routing,
             max_queue_size=plan.stage.runtime.max_queue_size,
         )
+        engine = plan.stage.engine_args.engine
         self._supervisor = Supervisor(
             plan.replicas,
-            ProcessExecutor(plan.stage.engine_args.engine),
+            ProcessExecutor(engine),
             listener=self._orchestrator,
             max_parallel_loads=plan.stage.runtime.max_parallel_loads,
+            limits=PACED_LIMITS if engine_entry(engine).paced else WatchdogLimits(),
         )
         self._orchestrator.attach(self._supervisor)
         app = create_app(
@@ -79,7 +104,7 @@ class _Server:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                app,
+                _ClosingApp(app, self._stop),
                 http=HttpProtocol,
                 ws="none",
                 lifespan="off",

@@ -44,7 +44,11 @@ class Engine(Protocol):
         """Ask `run` to return once idle."""
 
     def heartbeat(self) -> tuple[int, str]:
-        """Forwards done since the start and the phase that runs now (`idle`, `load`, `encode`, `step`, `decode`)."""
+        """Forwards done since the start and the phase that runs now (`idle`, `load`, `encode`, `step`, `decode`).
+
+        Called about every second from a thread of its own. A pair that stays the same for many times as long as ever
+        before is taken for a hang.
+        """
 
 
 EngineFactory = Callable[[ReplicaSpec, Emit], Engine]

@@ -22,17 +22,23 @@ _PRELOAD = ("triptych.engine.preload", "triptych.engine.worker")
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """Where an engine lives (`module:attribute`) and what the forkserver imports before its replicas fork."""
+    """Where an engine lives (`module:attribute`) and what the forkserver imports before its replicas fork.
+
+    A `paced` engine shows progress in its heartbeat at least every half second, however long a step is.
+    """
 
     factory: str
     preload: tuple[str, ...]
+    paced: bool = False
 
 
 _BUILT_IN = {
     "diffusers": EngineEntry(
         "triptych.engine.diffusers_engine:DiffusersEngine", (*_PRELOAD, "triptych.engine.preload_diffusers")
     ),
-    "simulated": EngineEntry("triptych.engine.simulated:SimulatedEngine", (*_PRELOAD, "triptych.engine.simulated")),
+    "simulated": EngineEntry(
+        "triptych.engine.simulated:SimulatedEngine", (*_PRELOAD, "triptych.engine.simulated"), paced=True
+    ),
 }
 
 

@@ -46,6 +46,7 @@ __all__ = ["SimulatedEngine"]
 
 _DEFAULT_SECONDS_PER_REQUEST = 0.5
 _PROGRESS_INTERVAL_S = 0.05
+_SIGN_OF_LIFE_S = 0.5  # the heartbeat counts a forward at least this often while a unit runs, however long its steps
 _PICTURES_KEPT = 32
 _NOISE_LEVELS = 32  # per channel: a 1024x1024 picture then takes about 2 MB, as a real one does
 _TEXT_KEYWORD = "triptych"
@@ -150,6 +151,7 @@ class SimulatedEngine:
         self._stopping = False
         self._loaded = False
         self._hung = False
+        self._drawing = False
         self._steps = 0
 
     def load(self) -> ModelInfo:
@@ -192,9 +194,11 @@ class SimulatedEngine:
             self._changed.notify()
 
     def heartbeat(self) -> tuple[int, str]:
-        """Steps made so far and the phase."""
+        """Forwards made so far and the phase; a long step is several forwards."""
         if not self._loaded:
             return 0, "load"
+        if self._drawing:
+            return self._steps, "decode"
         return self._steps, "step" if self._running or self._hung else "idle"
 
     def run(self) -> None:
@@ -208,12 +212,17 @@ class SimulatedEngine:
                 if not finished and not moving and not progress:
                     if self._stopping and not self._running:
                         return
-                    self._changed.wait(self._pause_s(now))
+                    pause_s = self._pause_s(now)
+                    if not self._changed.wait(pause_s) and pause_s == _SIGN_OF_LIFE_S:
+                        self._steps += 1
                     continue
                 # Whoever takes a unit out of `_running` answers it: this thread, or an abort.
                 for work in finished:
                     del self._running[work.message.address]
-                progress += [work.advance(now) for work in moving]
+                for work in moving:
+                    before = work.step
+                    progress.append(work.advance(now))
+                    self._steps += work.step - before
             for message in progress:
                 self._emit(message, ())
             for work in finished:
@@ -239,7 +248,7 @@ class SimulatedEngine:
 
     def _pause_s(self, now: float) -> float | None:
         times = [min(work.progress_at, work.due_at) for work in self._running.values()]
-        return max(0.0, min(times) - now) if times else None
+        return min(max(0.0, min(times) - now), _SIGN_OF_LIFE_S) if times else None
 
     def _end(self, work: _Unit) -> None:
         if work.fault is None:
@@ -261,6 +270,7 @@ class SimulatedEngine:
             return
         width = unit.params.width or _MODEL.default_width
         height = unit.params.height or _MODEL.default_height
+        self._drawing = True
         try:
             data = self._picture(work, (unit.output.format, width, height, unit.output.compression))
         except (OSError, ValueError) as error:  # Pillow's word for a side that the format cannot hold
@@ -271,6 +281,8 @@ class SimulatedEngine:
             message = f"there is too little memory to draw {width}x{height}"
             self._emit(Failure(unit.address, ErrorCode.OUT_OF_MEMORY.value, message, "size"), ())
             return
+        finally:
+            self._drawing = False
         if unit.output.format == "png":
             text = json.dumps({"prompt": unit.params.prompt, "seed": unit.params.seed})
             data = splice_text(data, _TEXT_KEYWORD, text)

@@ -25,6 +25,7 @@ from triptych.engine.base import Engine, EngineStartError
 from triptych.engine.registry import EngineEntry, engine_entry, import_engine
 from triptych.errors import ConfigError
 from triptych.messages import (
+    HEARTBEAT_INTERVAL_S,
     Abort,
     FromReplica,
     Generate,
@@ -44,7 +45,6 @@ __all__ = ["EXIT_BAD_FORK", "ForkedWorker", "Worker", "main"]
 
 EXIT_FAILED = 1
 EXIT_BAD_FORK = 76
-_HEARTBEAT_INTERVAL_S = 1.0
 
 logger = logging.getLogger("triptych.engine.worker")  # not __name__: in a fresh interpreter this is __main__
 
@@ -58,7 +58,10 @@ class ForkedWorker:
     def _bootstrap(self, parent_sentinel: int) -> int:
         fds = forkserver.get_inherited_fds()
         assert fds is not None
-        return main(socket.socket(fileno=fds[0]))
+        connection, stderr_fd = fds
+        os.dup2(stderr_fd, 2)  # the server reads it: the last words of a replica tell how it ended
+        os.close(stderr_fd)
+        return main(socket.socket(fileno=connection))
 
 
 def main(connection: socket.socket) -> int:
@@ -68,6 +71,7 @@ def main(connection: socket.socket) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # what a hung replica is asked before it is killed
     keep_frame_memory()
     os.dup2(sys.__stderr__.fileno() if sys.__stderr__ else 2, 1)
     sys.stdout = sys.stderr
@@ -197,7 +201,7 @@ class Worker:
 
     def _beat(self, engine: Engine) -> None:
         pause = threading.Event()
-        while not pause.wait(_HEARTBEAT_INTERVAL_S):
+        while not pause.wait(HEARTBEAT_INTERVAL_S):
             steps, phase = engine.heartbeat()
             self._channel.send(Heartbeat(incarnation=self._incarnation, steps=steps, phase=phase))
 

@@ -51,6 +51,15 @@ class ReplicaControl(Protocol):
     def statuses(self) -> Sequence[ReplicaStatus]:
         """Every replica in order of id."""
 
+    def drain(self, replica_id: int) -> None:
+        """Let a replica finish, end and stay away. Raises `TriptychError` (`not_found`, `conflict`)."""
+
+    def restart(self, replica_id: int) -> None:
+        """Drain a replica, then start it anew; revives a failed or drained one. Raises like `drain`."""
+
+    def resize(self, count: int) -> None:
+        """Let exactly so many replicas run. Raises `TriptychError` (`invalid_value`, `conflict`)."""
+
 
 class Orchestrator(SupervisorListener):
     """Takes requests, gives event streams. All methods belong to one event loop.
@@ -155,6 +164,21 @@ class Orchestrator(SupervisorListener):
         """Every replica in order of id."""
         return [self._replica_view(status) for status in self._statuses()]
 
+    def drain_replica(self, replica_id: int) -> ReplicaView:
+        """Let a replica finish, end and stay away. Raises `TriptychError` (`not_found`, `conflict`, `draining`)."""
+        self._operable().drain(replica_id)
+        return self._view_of(replica_id)
+
+    def restart_replica(self, replica_id: int) -> ReplicaView:
+        """Drain a replica, then start it anew. Raises like `drain_replica`."""
+        self._operable().restart(replica_id)
+        return self._view_of(replica_id)
+
+    def resize(self, count: int) -> list[ReplicaView]:
+        """Let exactly so many replicas run. Raises `TriptychError` (`invalid_value`, `conflict`, `draining`)."""
+        self._operable().resize(count)
+        return self.replicas()
+
     def readiness(self) -> Readiness:
         """Whether new work is taken."""
         core = self._core
@@ -164,7 +188,7 @@ class Orchestrator(SupervisorListener):
             return Readiness(False, ErrorCode.NOT_READY)
         if not core.dispatcher.pool.accepting:
             return Readiness(False, ErrorCode.NO_REPLICA)
-        degraded = tuple(status.id for status in self._statuses() if status.state is not ReplicaState.READY)
+        degraded = tuple(s.id for s in self._statuses() if s.wanted and s.state is not ReplicaState.READY)
         return Readiness(True, degraded=degraded)
 
     def expected_step_s(self, replica_id: int) -> float | None:
@@ -288,6 +312,11 @@ class Orchestrator(SupervisorListener):
             raise RuntimeError("attach() comes before the first replica is ready")
         return self._replicas
 
+    def _operable(self) -> ReplicaControl:
+        if self._core.draining:
+            raise TriptychError(ErrorCode.DRAINING, "the server is shutting down", retry_after_s=COME_BACK_S)
+        return self._control()
+
     # ---- timer
 
     def _set_timer(self) -> None:
@@ -325,6 +354,9 @@ class Orchestrator(SupervisorListener):
             request_view(request, None if request.finished else forecast, unix_offset_s=self._unix_offset_s)
             for request in requests
         ]
+
+    def _view_of(self, replica_id: int) -> ReplicaView:
+        return next(view for view in self.replicas() if view.id == replica_id)
 
     def _replica_view(self, status: ReplicaStatus) -> ReplicaView:
         replica = self._core.dispatcher.pool.get(status.id)

@@ -21,7 +21,7 @@ class ReplicaListener(Protocol):
         """One message, in the order sent."""
 
     def on_exit(self, reason: str) -> None:
-        """Every process of the incarnation is gone; called once, after the last message."""
+        """Every process of the incarnation is gone; called once, after the last message. `reason` is one line."""
 
 
 class ReplicaProcess(Protocol):
@@ -36,6 +36,12 @@ class ReplicaProcess(Protocol):
 
     def kill(self) -> None:
         """End it now (SIGKILL); `on_exit` follows."""
+
+    def dump_stacks(self) -> None:
+        """Ask it to write the stacks of its threads to its log; it may be unable to."""
+
+    def is_stopped(self) -> bool:
+        """Whether the system holds it (SIGSTOP); False where that cannot be told."""
 
 
 class Executor(Protocol):

@@ -86,9 +86,9 @@ class ForkServer:
         """The forkserver's process, None before the first fork and after `close`."""
         return self._server._forkserver_pid
 
-    async def fork(self, connection: socket.socket) -> Child:
-        """Fork a replica that owns the other end of `connection`'s descriptor. Raises OSError."""
-        status_fd = await _in_thread(self._request, connection, undo=os.close)
+    async def fork(self, connection: socket.socket, stderr_fd: int) -> Child:
+        """Fork a replica that owns copies of `connection` and, as its stderr, of `stderr_fd`. Raises OSError."""
+        status_fd = await _in_thread(self._request, (connection.fileno(), stderr_fd), undo=os.close)
         try:
             async with asyncio.timeout(_FORK_TIMEOUT_S):
                 pid = await _read_pid(status_fd)
@@ -97,7 +97,7 @@ class ForkServer:
             os.close(status_fd)
             raise
 
-    def _request(self, fd: int) -> int:
+    def _request(self, fds: Sequence[int]) -> int:
         # Blocked signals are inherited: the forkserver cannot be killed by one before its preload ignores them.
         # The resource tracker unblocks them in the thread that starts it, so it goes first.
         with self._starting:
@@ -105,10 +105,10 @@ class ForkServer:
             os.environ["_TRIPTYCH_SERVER_PID"] = str(os.getpid())  # how the forkserver knows its server
             with _blocked({signal.SIGINT, signal.SIGTERM}):
                 try:
-                    status_fd, data_fd = self._server.connect_to_new_process([fd])
+                    status_fd, data_fd = self._server.connect_to_new_process(list(fds))
                 except ConnectionRefusedError:  # it is dying, yet not so dead that a new one would be started
                     self._end()
-                    status_fd, data_fd = self._server.connect_to_new_process([fd])
+                    status_fd, data_fd = self._server.connect_to_new_process(list(fds))
         # First what `multiprocessing.spawn.prepare` should set up in the child (nothing), then what the child runs.
         try:
             with open(data_fd, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
@@ -132,18 +132,21 @@ class ForkServer:
             self._server._stop()
 
 
-async def _in_thread(work: Callable[[int], T], connection: socket.socket, *, undo: Callable[[T], object]) -> T:
-    """Run `work` in a thread with the descriptor of `connection`; `undo` its result should nobody wait for it any more.
+async def _in_thread(work: Callable[[Sequence[int]], T], fds: Sequence[int], *, undo: Callable[[T], object]) -> T:
+    """Run `work` in a thread with these descriptors; `undo` its result should nobody wait for it any more.
 
-    The thread gets a descriptor of its own: once this task is cancelled, the old number may be another file's.
+    The thread gets descriptors of its own: once this task is cancelled, the old numbers may be other files'.
     """
-    fd = os.dup(connection.fileno())
+    with contextlib.ExitStack() as copies:
+        own = []
+        for fd in fds:
+            own.append(os.dup(fd))
+            copies.callback(os.close, own[-1])
+        closing = copies.pop_all()
 
     def run() -> T:
-        try:
-            return work(fd)
-        finally:
-            os.close(fd)
+        with closing:
+            return work(own)
 
     task = asyncio.create_task(asyncio.to_thread(run))
     try:
@@ -176,9 +179,9 @@ def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-async def spawn(connection: socket.socket) -> Child:
+async def spawn(connection: socket.socket, stderr_fd: int) -> Child:
     """Start a replica in a fresh interpreter: slower and sharing no memory, but free of any state of a parent."""
-    return await _in_thread(_spawn, connection, undo=_discard)
+    return await _in_thread(_spawn, (connection.fileno(), stderr_fd), undo=_discard)
 
 
 def _discard(child: Child) -> None:
@@ -188,9 +191,9 @@ def _discard(child: Child) -> None:
     child.close()
 
 
-def _spawn(fd: int) -> Child:
+def _spawn(fds: Sequence[int]) -> Child:
+    fd, stderr_fd = fds
+    command = [sys.executable, "-m", "triptych.engine.worker", str(fd)]
     with _blocked({signal.SIGINT, signal.SIGTERM}):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "triptych.engine.worker", str(fd)], stdin=subprocess.DEVNULL, pass_fds=(fd,)
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=stderr_fd, pass_fds=(fd,))
     return Child(pid=process.pid, pidfd=os.pidfd_open(process.pid), process=process)

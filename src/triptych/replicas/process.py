@@ -2,16 +2,18 @@
 
 `ProcessExecutor.start` makes a socketpair, forks a child that owns one end and sends `Start` on the other. Frames
 are read by the event loop straight into memory of their own. A replica has ended when its pidfd says so and its socket
-is read to the end; only then the listener hears of it.
+and stderr are read to the end; only then the listener hears of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from triptych.engine.registry import engine_entry
@@ -19,6 +21,7 @@ from triptych.engine.worker import EXIT_BAD_FORK
 from triptych.messages import ReplicaSpec, Start, ToReplica
 from triptych.replicas.base import ReplicaListener
 from triptych.replicas.launch import Child, ForkServer, spawn
+from triptych.replicas.stderr_pipe import StderrPipe, last_words
 from triptych.wire import Frame, WireError, encode, from_replica_decoder, keep_frame_memory
 
 __all__ = ["ProcessExecutor", "ProcessReplica"]
@@ -49,9 +52,11 @@ class ProcessExecutor:
         await replica.launch()
         return replica
 
-    async def launch(self, connection: socket.socket) -> Child:
-        """A new process that owns `connection`; the caller closes its own copy."""
-        return await (spawn(connection) if self._spawning else self._forkserver.fork(connection))
+    async def launch(self, connection: socket.socket, stderr_fd: int) -> Child:
+        """A new process that owns `connection` and writes to `stderr_fd`; the caller closes its own copies."""
+        if self._spawning:
+            return await spawn(connection, stderr_fd)
+        return await self._forkserver.fork(connection, stderr_fd)
 
     def leave_forkserver(self) -> bool:
         """Start fresh interpreters from now on; False if that was so already."""
@@ -74,7 +79,8 @@ class ProcessReplica(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._child: Child | None = None
-        self._open: set[str] = set()  # which of socket, process and status have not ended yet
+        self._stderr: StderrPipe | None = None
+        self._open: set[str] = set()  # which of socket, process, stderr and status have not ended yet
         self._timer: asyncio.TimerHandle | None = None
         self._relaunch: asyncio.Task[None] | None = None
         self._killed = False
@@ -87,16 +93,19 @@ class ProcessReplica(asyncio.BufferedProtocol):
     async def launch(self) -> None:
         """Start the process and send `Start`. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            stderr = StderrPipe(lambda: self._ended("stderr"))
+            undo.callback(stderr.close)
             try:
-                child = await self._executor.launch(theirs)
-            except BaseException:
-                ours.close()
-                raise
-        self._child = child
-        self._open = {"socket", "process"}
+                child = await self._executor.launch(theirs, stderr.child_fd)
+            finally:
+                stderr.close_child_end()
+            undo.pop_all()
+        self._child, self._stderr = child, stderr
+        self._open = {"socket", "process", "stderr"}
         self._loop.add_reader(child.pidfd, self._process_ended)
         try:
             await self._loop.create_unix_connection(lambda: self, sock=ours)
@@ -115,11 +124,29 @@ class ProcessReplica(asyncio.BufferedProtocol):
             self._transport.writelines(encode(message, frames))
 
     def kill(self) -> None:
-        """SIGKILL through the pidfd, so that it cannot hit another process with the same number."""
+        """End it now (SIGKILL)."""
         self._killed = True
+        self._signal(signal.SIGKILL)
+
+    def dump_stacks(self) -> None:
+        """Ask faulthandler in the process for the stacks of all threads."""
+        self._signal(signal.SIGUSR1)
+
+    def is_stopped(self) -> bool:
+        """Whether the kernel shows the process as stopped by a signal."""
+        if self._child is None:
+            return False
+        try:
+            stat = Path(f"/proc/{self._child.pid}/stat").read_bytes()
+        except OSError:  # gone in this moment, or no /proc here
+            return False
+        return stat.rpartition(b")")[2].split()[0] == b"T"
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Through the pidfd, so that it cannot hit another process with the same number."""
         if self._child is not None and "process" in self._open:
             try:
-                signal.pidfd_send_signal(self._child.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._child.pidfd, number)
             except ProcessLookupError:
                 logger.debug("already gone", extra={"pid": self._child.pid})
 
@@ -170,9 +197,13 @@ class ProcessReplica(asyncio.BufferedProtocol):
         self._ended("status")
 
     def _give_up(self) -> None:
-        """The process is gone, yet its socket (held by a grandchild) or its status (forkserver stopped) stays."""
+        """The process is gone, yet socket or stderr (held by a grandchild) or status (forkserver stopped) stays."""
         if "socket" in self._open and self._transport is not None:
             self._transport.abort()
+        if "stderr" in self._open:
+            assert self._stderr is not None
+            self._stderr.close()
+            self._ended("stderr")
         if "status" in self._open:
             assert self._child is not None and self._child.status_fd is not None
             self._loop.remove_reader(self._child.status_fd)
@@ -187,14 +218,15 @@ class ProcessReplica(asyncio.BufferedProtocol):
             self._timer.cancel()
             self._timer = None
         child, self._child = self._child, None
-        code = child.exit_code()
+        assert self._stderr is not None
+        code, words = child.exit_code(), last_words(self._stderr.lines)
         child.close()
         if code == EXIT_BAD_FORK and not self._killed:
             if self._executor.leave_forkserver():
                 logger.warning("CUDA is unusable in forked replicas; starting each in a fresh interpreter from now on")
             self._relaunch = self._loop.create_task(self._launch_again())
             return
-        self._listener.on_exit(_exit_reason(code))
+        self._listener.on_exit(_exit_reason(code, words))
 
     async def _launch_again(self) -> None:
         try:
@@ -206,7 +238,13 @@ class ProcessReplica(asyncio.BufferedProtocol):
                 self.kill()
 
 
-def _exit_reason(code: int | None) -> str:
+def _exit_reason(code: int | None, words: str | None) -> str:
+    if code == 0 or code == -signal.SIGKILL:  # neither is explained by what the process wrote
+        words = None
+    return _code_text(code) + (f" ({words})" if words else "")
+
+
+def _code_text(code: int | None) -> str:
     if code is None:
         return "exit code unknown"
     if code >= 0:

@@ -26,7 +26,10 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as its supervisor sees it; `pids` is empty while dead, leader first otherwise."""
+    """One replica as its supervisor sees it; `pids` is empty while dead, leader first otherwise.
+
+    `wanted` is False for a replica beyond the number that an operator asked for: its absence is no loss.
+    """
 
     id: int
     stage_id: int
@@ -37,6 +40,7 @@ class ReplicaStatus:
     slots: int
     restarts: int
     last_error: str | None = None
+    wanted: bool = True
 
 
 class SupervisorListener(Protocol):
@@ -44,6 +48,9 @@ class SupervisorListener(Protocol):
 
     def replica_ready(self, replica_id: int, incarnation: int, slots: int, model: ModelInfo) -> None:
         """The replica takes work."""
+
+    def replica_draining(self, replica_id: int, incarnation: int) -> None:
+        """The replica finishes what it has and takes no more."""
 
     def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:
         """A replica that was ready is gone, with all that ran on it."""

@@ -19,8 +19,11 @@ class Trigger(StrEnum):
     DIED = "died"  # after it had served for a while: starts again at once
     DIED_EARLY = "died_early"  # before it was ready, or right after
     BACKOFF_OVER = "backoff_over"
+    CRASH_LOOP = "crash_loop"  # died early too often in a row
     NONE_EVER_READY = "none_ever_ready"
-    STOP_ASKED = "stop_asked"
+    DRAIN_ASKED = "drain_asked"  # by an operator: finish, leave, stay away; also the first half of a restart
+    RESTART_ASKED = "restart_asked"
+    STOP_ASKED = "stop_asked"  # the whole server ends
 
 
 TRANSITIONS: dict[tuple[ReplicaState, Trigger], ReplicaState] = {
@@ -31,10 +34,19 @@ TRANSITIONS: dict[tuple[ReplicaState, Trigger], ReplicaState] = {
     (S.READY, Trigger.DIED): S.STARTING,
     (S.READY, Trigger.DIED_EARLY): S.BACKING_OFF,
     (S.BACKING_OFF, Trigger.BACKOFF_OVER): S.STARTING,
+    (S.BACKING_OFF, Trigger.RESTART_ASKED): S.STARTING,
+    (S.FAILED, Trigger.RESTART_ASKED): S.STARTING,
+    (S.DRAINING, Trigger.RESTART_ASKED): S.STARTING,
+    **{(state, Trigger.CRASH_LOOP): S.FAILED for state in (S.STARTING, S.WARMING, S.READY)},
     (S.BACKING_OFF, Trigger.NONE_EVER_READY): S.FAILED,
     (S.STARTING, Trigger.NONE_EVER_READY): S.FAILED,
     (S.WARMING, Trigger.NONE_EVER_READY): S.FAILED,
-    **{(state, Trigger.STOP_ASKED): S.DRAINING for state in S if state is not S.DRAINING},
+    **{
+        (state, trigger): S.DRAINING
+        for state in S
+        for trigger in (Trigger.DRAIN_ASKED, Trigger.STOP_ASKED)
+        if state is not S.DRAINING
+    },
 }
 
 

@@ -17,7 +17,10 @@ import threading
 from datetime import UTC, datetime
 from typing import Literal
 
-__all__ = ["JsonFormatter", "TextFormatter", "configure_logging"]
+__all__ = ["RAW_LOGGER", "JsonFormatter", "TextFormatter", "configure_logging"]
+
+RAW_LOGGER = "triptych.raw"
+"""Logger for text that another process has formatted: it is written as it is, whatever the level."""
 
 _MAX_UNWRITTEN = 10_000
 _FLUSH_TIMEOUT_S = 1.0
@@ -44,6 +47,7 @@ def configure_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    logging.getLogger(RAW_LOGGER).setLevel(logging.DEBUG)
     logging.captureWarnings(True)
 
 
@@ -123,6 +127,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and one more for each line of a traceback."""
+        if record.name == RAW_LOGGER:
+            return record.getMessage()
         mark = "" if self._replica is None else f" [replica {self._replica}]"
         prefix = f"{_when(record)} {record.levelname}{mark} {record.name}: "
         fields = "".join(f" {key}={_text(value)}" for key, value in _fields(record, None).items())
@@ -143,6 +149,8 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One JSON object without line breaks."""
+        if record.name == RAW_LOGGER:
+            return record.getMessage()
         entry: dict[str, object] = {
             "time": _when(record),
             "level": record.levelname.lower(),
