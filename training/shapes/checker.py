@@ -26,8 +26,9 @@ Pixels = npt.NDArray[np.float32]  # channels in 0..1
 VISIBLE: Final = 0.17  # distance from the background's colour
 SMALLEST: Final = 0.004  # of the picture's area; less is a speck
 TEMPLATE_SIDE: Final = 32
-WHOLE_FIT: Final = 0.72  # below it, a blob is no shape at all
-WHOLE_FIT_SMALL: Final = 0.55  # the same for items of few pixels, where every edge pixel counts
+FREE_FIT: Final = 0.72  # where any shape will do, below this a blob is none at all
+NAMED_FIT: Final = 0.6  # where a shape is named, being the best of all templates counts for more
+SMALL_FIT: Final = 0.5  # for items of few pixels, where every edge pixel counts
 SMALL_RADIUS: Final = 0.16
 LARGE_RADIUS: Final = 0.27
 TRUE_COLOR: Final = 0.25  # further from every named colour, it is none of them
@@ -48,10 +49,9 @@ class Seen:
     area: int
     region: Bools  # with holes filled
 
-    @property
-    def whole(self) -> bool:
-        """Whether it is a clean shape in a known colour, whatever was asked."""
-        least = WHOLE_FIT if self.radius > SMALL_RADIUS else WHOLE_FIT_SMALL
+    def whole(self, *, shape_named: bool) -> bool:
+        """Whether it is a clean shape in a known colour."""
+        least = SMALL_FIT if self.radius <= SMALL_RADIUS else NAMED_FIT if shape_named else FREE_FIT
         return self.fit >= least and self.color_error <= TRUE_COLOR
 
     def holds(self, other: Seen) -> bool:
@@ -240,7 +240,9 @@ def check(picture: Picture, demand: Demand) -> dict[str, bool]:
     wanted = demand.wanted
     order = _best_order(sighting.items, demand)
     verdict = {"count": len(sighting.items) == len(wanted)}
-    verdict["whole"] = order is not None and all(seen.whole for seen in order)
+    verdict["whole"] = order is not None and all(
+        seen.whole(shape_named=w.shape is not None) for seen, w in zip(order, wanted, strict=True)
+    )
     if demand.background:
         verdict["background"] = sighting.background == demand.background
     if any(w.color for w in wanted):

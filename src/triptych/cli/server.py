@@ -127,7 +127,8 @@ class _Server:
             _log.warning("%s again: stopping now", number.name)
             self._stop_now.set()
         else:
-            _log.info("%s: draining", number.name)
+            limit_s = self._plan.settings.shutdown_timeout
+            _log.info("%s: running requests have %g s to end; a second signal stops at once", number.name, limit_s)
             self._stop.set()
 
     async def run(self) -> int:
@@ -158,17 +159,27 @@ class _Server:
         return self._exit_code
 
     async def _start_replicas(self) -> None:
-        settings, replicas = self._plan.settings, len(self._plan.replicas)
+        settings = self._plan.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        port = self._listener.getsockname()[1]
-        _log.info("serving %s at http://%s:%d; %d replicas are starting", self._plan.model, host, port, replicas)
+        url = f"http://{host}:{self._listener.getsockname()[1]}"
+        _log.info("starting %d x %s; %s answers already", len(self._plan.replicas), self._plan.model, url)
         try:
             await _in_daemon_thread(lambda: fetch_model(self._plan.model_source, settings.revision))
         except ConfigError as error:
             self._fail(str(error))
             return
         await self._supervisor.start()
-        self._fail(await self._orchestrator.exhausted())
+        exhausted = asyncio.create_task(self._orchestrator.exhausted(), name="exhausted")
+        serving = asyncio.create_task(self._orchestrator.serving(), name="serving")
+        try:
+            await asyncio.wait({exhausted, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                _log.info("ready: %s takes requests for %s (%s)", url, self._plan.model, serving.result().pipeline)
+            else:
+                self._fail(exhausted.result())
+        finally:
+            exhausted.cancel()
+            serving.cancel()
 
     async def _drain(self) -> None:
         # 1. Readiness is withdrawn; new work and queued units are told `draining`.

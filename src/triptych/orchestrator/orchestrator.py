@@ -88,6 +88,7 @@ class Orchestrator(SupervisorListener):
         self._unix_offset_s = unix_clock() - clock()
         self._replicas: ReplicaControl | None = None
         self._model: ModelInfo | None = None
+        self._serving = asyncio.Event()
         self._streams: dict[str, EventStream] = {}
         self._applying = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -232,6 +233,12 @@ class Orchestrator(SupervisorListener):
         self._core.abort_all(lambda: TriptychError(code, text, retry_after_s=retry_after_s), self._clock())
         self._apply()
 
+    async def serving(self) -> ModelInfo:
+        """Return once the first replica is ready, with what it said of its model."""
+        await self._serving.wait()
+        assert self._model is not None
+        return self._model
+
     async def exhausted(self) -> str:
         """Return the reason once every replica has failed its first start, so that nothing will ever serve."""
         await self._exhausted.wait()
@@ -243,6 +250,7 @@ class Orchestrator(SupervisorListener):
         """The replica takes work."""
         if self._model is None:
             self._model = model
+            self._serving.set()
         self._core.replica_ready(replica_id, incarnation, slots, self._clock())
         self._apply()
         self._set_timer()
