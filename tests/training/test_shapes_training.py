@@ -69,8 +69,8 @@ def test_the_loss_falls(tmp_path: Path, tokenizer: Any, small_set: Dataset) -> N
     trainer = picture_trainer(tokenizer, tmp_path / "picture.pt")
     trainer.train(small_set, Course(40), reporter=reporter, inspect=lambda step: None, inspect_every=1000)
     first, last = reporter.rows[:5], reporter.rows[-5:]
-    for name in ("picture", "parse"):
-        assert sum(row[name] for row in last) < 0.8 * sum(row[name] for row in first)
+    for name, part in (("picture", 0.8), ("parse", 0.9)):  # parsing weighs a twentieth here: it falls more slowly
+        assert sum(row[name] for row in last) < part * sum(row[name] for row in first)
 
 
 @pytest.mark.slow
