@@ -66,13 +66,14 @@ class Replica:
 
     def status(self) -> ReplicaStatus:
         """As others see it."""
-        process = None if self.current is None else self.current.process
+        current = self.current
+        process = None if current is None else current.process
         return ReplicaStatus(
             id=self.spec.replica_id,
             stage_id=self.spec.stage_id,
             state=self.state,
             incarnation=self.incarnation,
-            pids=() if process is None else process.pids,
+            pids=() if current is None or process is None else current.pids or process.pids,
             devices=self.spec.devices,
             slots=self.spec.max_num_seqs,
             restarts=self.restarts,
@@ -106,6 +107,7 @@ class Incarnation:
         self.watch = watch
         self.process: ReplicaProcess | None = None
         self.model: ModelInfo | None = None
+        self.pids: tuple[int, ...] = ()  # as the replica tells them once it is ready: leader first, then followers
         self.ready_at: float | None = None
         self.served = False  # has completed a unit
         self.condemned = False  # about to be killed by the watchdog
@@ -123,6 +125,7 @@ class Incarnation:
             case Ready():
                 self.watch.ready(self._clock())
                 self.model = message.model
+                self.pids = message.pids
                 self._owner.became_ready(self, message)
             case StartFailed():
                 self.error = message.message
