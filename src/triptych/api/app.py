@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.api import chat, health, images, index, models, replicas, requests
 from triptych.api.context import ApiContext
 from triptych.api.middleware import Boundary
-from triptych.config.parameters import Limits, validate_defaults
+from triptych.config.parameters import validate_defaults
 from triptych.config.settings import ServeSettings
 from triptych.orchestrator.orchestrator import Orchestrator
 
@@ -46,12 +46,7 @@ def create_app(
         orchestrator=orchestrator,
         served_model_names=tuple(served_model_names),
         defaults=validate_defaults(defaults, where="default_sampling_params"),
-        limits=Limits(
-            max_pixels=settings.max_pixels,
-            max_num_frames=settings.max_num_frames,
-            max_num_inference_steps=settings.max_num_inference_steps,
-            request_timeout_s=settings.request_timeout,
-        ),
+        limits=settings.limits(),
         max_body_size=settings.max_body_size,
         chat_image_format=settings.chat_image_format,
         started_at=int(time.time()),

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from triptych.api.body import json_response, read_json_object
 from triptych.api.context import ApiContext
-from triptych.config.parameters import parameter_error
+from triptych.config.parameters import Priority, check_timeout, parameter_error
 from triptych.errors import ErrorCode, TriptychError
 from triptych.orchestrator.events import RequestView
 
@@ -27,7 +27,7 @@ class RequestPatch(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
-    priority: int | None = Field(default=None, ge=-100, le=100)
+    priority: Priority | None = None
     timeout: float | None = Field(default=None, gt=0)
 
 
@@ -82,8 +82,6 @@ def _patch(body: dict[str, Any], context: ApiContext) -> RequestPatch:
         raise parameter_error(error, RequestPatch.model_fields) from None
     if patch.priority is None and patch.timeout is None:
         raise TriptychError(ErrorCode.MISSING_PARAMETER, "priority or timeout is required", param="priority")
-    limit = context.limits.request_timeout_s
-    if patch.timeout is not None and patch.timeout > limit:
-        message = f"timeout must be at most {limit:g} seconds, got {patch.timeout:g}"
-        raise TriptychError(ErrorCode.INVALID_VALUE, message, param="timeout")
+    if patch.timeout is not None:
+        check_timeout(patch.timeout, context.limits)
     return patch
