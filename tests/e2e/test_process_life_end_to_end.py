@@ -106,6 +106,29 @@ def test_a_model_that_no_replica_can_load_is_exit_code_1_with_a_reason(
     assert "NoSuchPipeline" in server.log.read_text()
 
 
+def test_a_bug_in_the_supervision_of_a_replica_ends_the_server_with_exit_code_1(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    planted = "from triptych.replicas.restart import RestartRule; del RestartRule.delay_after_death_s; "
+    planted += "from triptych.cli.main import main; main()"
+    stage_file = write_stage_file(tmp_path / "stages.yaml", replicas=2, seconds=1.0)
+    server = start_server("--stage-configs-path", str(stage_file), ready=2, program=("-c", planted))
+    children = server.descendants()
+    answers: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(server.image(size="64x64"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: sum(replica["in_flight"] for replica in server.replicas()) == 2, 5, "both run")
+    os.kill(server.replicas()[0]["pid"], signal.SIGKILL)
+    assert server.process.wait(20) == 1
+    for thread in threads:
+        thread.join(20)
+    assert sorted(answer.status_code for answer in answers) == [200, 503]  # one runs to its end, one waits again
+    assert "the server cannot go on: a bug in the supervisor (replica 0): AttributeError" in server.log.read_text()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
 def test_a_replica_killed_under_load_is_replaced_and_its_request_answered(
     simulated_server: Callable[..., Any],
 ) -> None:

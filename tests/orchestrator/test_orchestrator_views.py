@@ -154,13 +154,14 @@ async def test_late_messages_are_counted() -> None:
     assert server.orchestrator.dropped == {"stale_unit": 1}
 
 
-async def test_exhausted_returns_the_reason_once_no_replica_could_start() -> None:
+async def test_failed_returns_the_first_reason_once_the_replicas_cannot_be_kept() -> None:
     orchestrator = Orchestrator()
-    waiting = asyncio.create_task(orchestrator.exhausted())
+    waiting = asyncio.create_task(orchestrator.failed())
     await asyncio.sleep(0)
     assert not waiting.done()
-    orchestrator.replicas_exhausted("replica 0: no such model")
-    assert await within_bound(waiting) == "replica 0: no such model"
+    orchestrator.supervision_failed("no such model")
+    orchestrator.supervision_failed("another")
+    assert await within_bound(waiting) == "no such model"
 
 
 async def test_an_unknown_routing_name_is_a_configuration_error() -> None:

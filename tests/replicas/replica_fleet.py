@@ -66,7 +66,7 @@ class Fleet:
         self.lost: list[tuple[int, int, str]] = []
         self.heard: list[tuple[int, FromReplica, list[bytes]]] = []
         self.draining: list[tuple[int, int]] = []
-        self.exhausted: str | None = None
+        self.failure: str | None = None
         self.model: ModelInfo | None = None
         self._changed = asyncio.Event()
 
@@ -89,8 +89,8 @@ class Fleet:
         self.heard.append((replica_id, message, [bytes(frame) for frame in frames]))
         self._changed.set()
 
-    def replicas_exhausted(self, reason: str) -> None:
-        self.exhausted = reason
+    def supervision_failed(self, reason: str) -> None:
+        self.failure = reason
         self._changed.set()
 
     async def until(self, condition: Callable[[], Any]) -> None:

@@ -15,8 +15,20 @@ import pytest
 from replica_fleet import WAIT_S, Fleet, StartFleet, install_engine, replica_spec
 
 from triptych.errors import ErrorCode, TriptychError
-from triptych.messages import Abort, Aborted, Address, Failure, Generate, MediaInput, Output, Progress, SamplingParams
-from triptych.replicas.process import ProcessExecutor
+from triptych.messages import (
+    Abort,
+    Aborted,
+    Address,
+    Failure,
+    Generate,
+    MediaInput,
+    Output,
+    Progress,
+    ReplicaSpec,
+    SamplingParams,
+)
+from triptych.replicas.base import ReplicaListener
+from triptych.replicas.process import ProcessExecutor, ProcessReplica
 from triptych.replicas.state import ReplicaState
 from triptych.replicas.watchdog import PhaseLimit, WatchdogLimits
 from triptych.telemetry.logging import RAW_LOGGER
@@ -140,11 +152,34 @@ async def test_when_every_first_start_fails_the_listener_hears_the_reason_once(s
     fleet = await start_fleet(
         replica_spec(0, engine="broken"), replica_spec(1, engine="broken"), executor=ProcessExecutor("simulated")
     )
-    await fleet.until(lambda: fleet.exhausted)
-    assert fleet.exhausted is not None
-    assert fleet.exhausted.startswith("engine_args.engine: no such engine; found 'broken'; wanted one of diffusers")
+    await fleet.until(lambda: fleet.failure)
+    assert fleet.failure is not None
+    assert fleet.failure.startswith("no replica could start: engine_args.engine: no such engine; found 'broken'; wanted one of diffusers")
     assert fleet.ready_log == []
     assert [status.state for status in fleet.supervisor.statuses()] == [ReplicaState.FAILED] * 2
+
+
+async def test_a_bug_in_the_task_of_a_replica_is_told_to_the_listener(start_fleet: StartFleet) -> None:
+    class Breaking(ProcessExecutor):
+        async def start(self, spec: ReplicaSpec, incarnation: int, listener: ReplicaListener) -> ProcessReplica:
+            if incarnation > 2:
+                raise ZeroDivisionError("of its own")
+            return await super().start(spec, incarnation, listener)
+
+    fleet = await start_fleet(executor=Breaking("simulated"), ready=2)
+    os.kill(fleet.pid(1), signal.SIGKILL)
+    await fleet.until(lambda: fleet.failure)
+    assert fleet.failure == "a bug in the supervisor (replica 1): ZeroDivisionError: of its own"
+
+
+async def test_a_bug_while_the_end_of_a_replica_is_told_is_told_to_the_listener(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await start_fleet(ready=2)
+    monkeypatch.setattr(Fleet, "replica_lost", lambda self, replica_id, incarnation, reason: {}[replica_id])
+    os.kill(fleet.pid(0), signal.SIGKILL)
+    await fleet.until(lambda: fleet.failure)
+    assert fleet.failure == "a bug in the supervisor (replica 0): KeyError: 0"
 
 
 async def test_one_replica_that_cannot_start_does_not_end_the_other(start_fleet: StartFleet) -> None:
@@ -155,7 +190,7 @@ async def test_one_replica_that_cannot_start_does_not_end_the_other(start_fleet:
     await eventually(lambda: fleet.supervisor.statuses()[1].restarts >= 1)
     assert fleet.state(0) is ReplicaState.READY
     assert "no such engine" in str(fleet.supervisor.statuses()[1].last_error)
-    assert fleet.exhausted is None
+    assert fleet.failure is None
 
 
 async def test_replicas_load_one_after_another_when_told_so(start_fleet: StartFleet) -> None:
@@ -278,8 +313,8 @@ async def test_an_engine_that_cannot_be_imported_is_one_line_with_its_reason(
 ) -> None:
     install_engine(tmp_path, monkeypatch, "missing", "import no_such_module\n")
     fleet = await start_fleet(replica_spec(engine="missing"))
-    await fleet.until(lambda: fleet.exhausted)
-    assert fleet.exhausted == "ModuleNotFoundError: No module named 'no_such_module'"
+    await fleet.until(lambda: fleet.failure)
+    assert fleet.failure == "no replica could start: ModuleNotFoundError: No module named 'no_such_module'"
 
 
 async def test_what_a_replica_writes_reaches_the_log_of_the_server_in_whole_lines(

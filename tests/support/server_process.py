@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,15 @@ class ServerProcess:
 
 
 def launch(
-    log: Path, *args: str, port: int | None = None, cwd: Path | None = None, env: dict[str, str] | None = None
+    log: Path,
+    *args: str,
+    port: int | None = None,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    program: Sequence[str] = ("-m", "triptych"),
 ) -> ServerProcess:
     port = port or free_port()
-    command = [sys.executable, "-m", "triptych", "serve", *args, "--port", str(port)]
+    command = [sys.executable, *program, "serve", *args, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, cwd=cwd, env={**os.environ, **(env or {})}, start_new_session=True

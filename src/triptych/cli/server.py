@@ -40,7 +40,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(plan: ServePlan, listener: socket.socket) -> int:
-    """Serve at `listener` until told to stop; the exit code is 0 after a drain, 1 when no replica could start."""
+    """Serve at `listener` until told to stop; the exit code is 0 after a drain, 1 when the server cannot go on."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_Server(plan, listener).run())
 
@@ -118,7 +118,7 @@ class _Server:
         )
 
     def _fail(self, reason: str) -> None:
-        _log.error("no replica can serve: %s", reason)
+        _log.error("the server cannot go on: %s", reason)
         self._exit_code = 1
         self._stop.set()
 
@@ -142,9 +142,9 @@ class _Server:
                 http = tasks.create_task(self._http.serve(sockets=[self._listener]), name="http")
                 deadlines = tasks.create_task(self._orchestrator.run(), name="deadlines")
                 # 3. Weights once, then the replicas, each ready on its own.
-                start = tasks.create_task(self._start_replicas(), name="start replicas")
+                replicas = tasks.create_task(self._keep_replicas(), name="replicas")
                 await self._stop.wait()
-                start.cancel()
+                replicas.cancel()
                 await self._drain()
                 # The port answers until here; then the last answers leave.
                 await self._close_http(http)
@@ -158,7 +158,7 @@ class _Server:
                 signal.signal(number, signal.SIG_IGN)
         return self._exit_code
 
-    async def _start_replicas(self) -> None:
+    async def _keep_replicas(self) -> None:
         settings = self._plan.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{self._listener.getsockname()[1]}"
@@ -169,16 +169,15 @@ class _Server:
             self._fail(str(error))
             return
         await self._supervisor.start()
-        exhausted = asyncio.create_task(self._orchestrator.exhausted(), name="exhausted")
+        failed = asyncio.create_task(self._orchestrator.failed(), name="failed")
         serving = asyncio.create_task(self._orchestrator.serving(), name="serving")
         try:
-            await asyncio.wait({exhausted, serving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({failed, serving}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 _log.info("ready: %s takes requests for %s (%s)", url, self._plan.model, serving.result().pipeline)
-            else:
-                self._fail(exhausted.result())
+            self._fail(await failed)
         finally:
-            exhausted.cancel()
+            failed.cancel()
             serving.cancel()
 
     async def _drain(self) -> None:

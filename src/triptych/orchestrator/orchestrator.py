@@ -95,8 +95,8 @@ class Orchestrator(SupervisorListener):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
         self._idle = asyncio.Event()
-        self._exhausted = asyncio.Event()
-        self._exhausted_reason = ""
+        self._failed = asyncio.Event()
+        self._failure = ""
 
     def attach(self, replicas: ReplicaControl) -> None:
         """Say where replicas are reached; before the first of them is ready."""
@@ -239,10 +239,10 @@ class Orchestrator(SupervisorListener):
         assert self._model is not None
         return self._model
 
-    async def exhausted(self) -> str:
-        """Return the reason once every replica has failed its first start, so that nothing will ever serve."""
-        await self._exhausted.wait()
-        return self._exhausted_reason
+    async def failed(self) -> str:
+        """Return the reason once the replicas cannot be kept any more: no first start succeeded, or there is a bug."""
+        await self._failed.wait()
+        return self._failure
 
     # ---- for the supervisor
 
@@ -272,11 +272,10 @@ class Orchestrator(SupervisorListener):
         self._core.message(replica_id, message, frames, self._clock())
         self._apply()
 
-    def replicas_exhausted(self, reason: str) -> None:
-        """No replica ever started."""
-        logger.error("no replica could start: %s", reason)
-        self._exhausted_reason = reason
-        self._exhausted.set()
+    def supervision_failed(self, reason: str) -> None:
+        """The replicas cannot be kept any more; the first reason counts."""
+        self._failure = self._failure or reason
+        self._failed.set()
 
     # ---- carrying out effects
 

@@ -112,6 +112,7 @@ class Incarnation:
         self.served = False  # has completed a unit
         self.condemned = False  # about to be killed by the watchdog
         self.error: str | None = None
+        self.bug: Exception | None = None  # what went wrong while its end was told
         self.loaded = asyncio.Event()  # ready, or gone
         self.exited = asyncio.Event()
         self._owner = owner
@@ -139,7 +140,10 @@ class Incarnation:
 
     def on_exit(self, reason: str) -> None:
         """The process is gone."""
-        self._owner.exited(self, self.error or reason)
+        try:
+            self._owner.exited(self, self.error or reason)
+        except Exception as error:  # noqa: BLE001 - raised again by the task that keeps this replica
+            self.bug = error
         self.loaded.set()
         self.exited.set()
 

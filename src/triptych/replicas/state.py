@@ -58,5 +58,5 @@ class SupervisorListener(Protocol):
     def replica_message(self, replica_id: int, message: FromReplica, frames: Sequence[Frame]) -> None:
         """Progress, Preview, Output, Failure or Aborted of a unit."""
 
-    def replicas_exhausted(self, reason: str) -> None:
-        """Every replica failed its first start: nothing will ever serve."""
+    def supervision_failed(self, reason: str) -> None:
+        """Every replica failed its first start, or supervision has a bug: the server must end. May be called again."""

@@ -60,7 +60,7 @@ class Supervisor:
     async def start(self) -> None:
         """Begin starting every replica; returns at once."""
         self._watchdog = asyncio.create_task(self._watch(), name="watchdog")
-        self._watchdog.add_done_callback(_report_crash)
+        self._watchdog.add_done_callback(self._report_bug)
         for replica in self._replicas.values():
             self._launch(replica)
 
@@ -189,7 +189,7 @@ class Supervisor:
     def _launch(self, replica: Replica) -> None:
         replica.after_exit = AfterExit.RECOVER
         task = asyncio.create_task(self._keep_alive(replica), name=f"replica {replica.spec.replica_id}")
-        task.add_done_callback(_report_crash)
+        task.add_done_callback(self._report_bug)
         self._tasks[replica.spec.replica_id] = task
 
     def _cancel(self, replica: Replica) -> None:
@@ -233,6 +233,8 @@ class Supervisor:
                 self._move(replica, Trigger.PROCESS_STARTED, pid=process.pids[0] if process.pids else None)
             await current.loaded.wait()
         await current.exited.wait()
+        if current.bug is not None:
+            raise current.bug
         return current
 
     async def _recover(self, replica: Replica, current: Incarnation) -> bool:
@@ -274,7 +276,7 @@ class Supervisor:
                 self._move(other, Trigger.NONE_EVER_READY)
             if other is not replica:
                 self._cancel(other)
-        self._listener.replicas_exhausted("; ".join(reasons))
+        self._listener.supervision_failed("no replica could start: " + "; ".join(reasons))
 
     def _others(self, replica: Replica) -> Iterator[Replica]:
         return (other for other in self._replicas.values() if other is not replica)
@@ -355,6 +357,14 @@ class Supervisor:
                 for current in list(self._live()):
                     await current.exited.wait()
 
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
+        """Without its task a replica would stay down for ever and nobody would know: the server ends instead."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.critical("supervision ended by a bug", exc_info=error, extra={"task": task.get_name()})
+        text = f"a bug in the supervisor ({task.get_name()}): {type(error).__name__}: {error}"
+        self._listener.supervision_failed(" ".join(text.split()))
+
     def _move(self, replica: Replica, trigger: Trigger, **details: object) -> None:
         before, replica.state = replica.state, next_state(replica.state, trigger)
         logger.info(
@@ -367,10 +377,3 @@ class Supervisor:
                 **details,
             },
         )
-
-
-def _report_crash(task: asyncio.Task[None]) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        error = task.exception()
-        if error is not None:
-            logger.critical("supervision of %s ended by a bug", task.get_name(), exc_info=error)
