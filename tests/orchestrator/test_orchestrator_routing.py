@@ -4,7 +4,7 @@ import pytest
 from core_driver import CoreDriver, dispatches
 
 from triptych.config.stage_file import ROUTING_POLICIES
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, ErrorCode
 from triptych.messages import SamplingParams
 from triptych.orchestrator.cost import CostModel
 from triptych.orchestrator.dispatcher import MAX_SESSIONS
@@ -76,6 +76,16 @@ def test_under_strict_round_robin_a_unit_that_arrives_in_an_outage_is_taken_by_t
     driver.submit("a")
     driver.ready(1)
     assert where(driver) == [1]
+
+
+def test_under_strict_round_robin_a_refused_request_spends_no_turn() -> None:
+    driver = CoreDriver(slots=[1, 1], routing="strict_round_robin", max_queue_size=1)
+    for request_id in ("a", "b", "c"):
+        driver.submit(request_id)
+    assert driver.refused("d").code is ErrorCode.QUEUE_FULL
+    driver.output(driver.address("a"))
+    driver.submit("e")
+    assert dispatches(driver.output(driver.address("b"))) == [(1, "e", 0)]
 
 
 def test_strict_round_robin_counts_only_units_that_must_wait_against_the_bound() -> None:

@@ -78,8 +78,13 @@ class Core:
             raise ValueError(f"request id {spec.id} was used before")
         self._check_open(spec)
         request = Request(spec, first_arrival=self._arrivals, now=now)
+        turn = self.dispatcher.turn
         self.dispatcher.bind(request.units)
-        self._admission.check(request, now)
+        try:
+            self._admission.check(request, now)
+        except TriptychError:
+            self.dispatcher.turn = turn  # a refused request spends none
+            raise
         self._arrivals += spec.n
         self.live[spec.id] = request
         self._deadlines.push(request.deadline_s, request)

@@ -31,6 +31,15 @@ class Dispatcher:
         self._policy = policy
         self._sessions: dict[str, int] = {}
 
+    @property
+    def turn(self) -> int:
+        """How far the policy's rotation is; set it back to take back what `bind` has spent."""
+        return self._policy.last_id
+
+    @turn.setter
+    def turn(self, last_id: int) -> None:
+        self._policy.last_id = last_id
+
     def bind(self, units: Sequence[Unit]) -> None:
         """Choose the lane each unit will wait in."""
         live = self.pool.accepting

@@ -24,13 +24,11 @@ class LeastWork(RoutingPolicy):
     `/v1/replicas` says; aborted units count until their replica has let go of them.
     """
 
-    _last_id = -1
-
     def choose(self, unit: Unit, free: Sequence[Replica]) -> Replica:
         """The free replica with the least work."""
         least = min(work_s := [_outstanding_s(replica) for replica in free])
-        replica = next_in_rotation([r for r, work in zip(free, work_s, strict=True) if work <= least], self._last_id)
-        self._last_id = replica.id
+        replica = next_in_rotation([r for r, work in zip(free, work_s, strict=True) if work <= least], self.last_id)
+        self.last_id = replica.id
         return replica
 
 

@@ -21,7 +21,13 @@ _by_id = attrgetter("id")
 
 
 class RoutingPolicy(ABC):
-    """Base of all policies. `estimator` tells expected service seconds of a unit's parameters."""
+    """Base of all policies. `estimator` tells expected service seconds of a unit's parameters.
+
+    `last_id` is the replica chosen last in a rotation: all that a policy may remember of earlier choices, so that the
+    turns of a refused request can be taken back.
+    """
+
+    last_id = -1
 
     def __init__(self, estimator: Estimator) -> None:
         self.estimator = estimator

@@ -22,10 +22,8 @@ class RoundRobin(RoutingPolicy):
     Caveats: it does not look at how busy the other slots of a replica are.
     """
 
-    _last_id = -1
-
     def choose(self, unit: Unit, free: Sequence[Replica]) -> Replica:
         """The next free replica in the rotation."""
-        replica = next_in_rotation(free, self._last_id)
-        self._last_id = replica.id
+        replica = next_in_rotation(free, self.last_id)
+        self.last_id = replica.id
         return replica

@@ -22,14 +22,12 @@ class StrictRoundRobin(RoutingPolicy):
     that of `round_robin`. Use it where an exact assignment matters more, for example to compare with other servers.
     """
 
-    _last_id = -1
-
     def bind(self, unit: Unit, live: Sequence[Replica]) -> Replica:
         """The next live replica."""
         return self.choose(unit, live)
 
     def choose(self, unit: Unit, free: Sequence[Replica]) -> Replica:
         """The next replica, for a unit that could not be bound."""
-        replica = next_in_rotation(free, self._last_id)
-        self._last_id = replica.id
+        replica = next_in_rotation(free, self.last_id)
+        self.last_id = replica.id
         return replica
