@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import av
 import pytest
 from PIL import Image
 
@@ -174,12 +175,41 @@ def test_inputs_have_the_names_of_the_request(start: Start) -> None:
     assert "mask_image" not in parameters
 
 
-def test_mp4_is_refused_instead_of_ignored(start: Start) -> None:
-    harness = start(seconds_per_request=0)
-    harness.generate(output=OutputSpec("mp4"))
+@pytest.mark.parametrize(("kind", "format"), [("image", "mp4"), ("video", "png")])
+def test_a_format_of_the_other_kind_is_refused_instead_of_ignored(start: Start, kind: str, format: Any) -> None:
+    harness = start(seconds_per_request=0, kind=kind)
+    harness.generate(output=OutputSpec(format))
     message, _ = harness.hear()
     assert isinstance(message, Failure)
-    assert (message.code, message.param) == ("unsupported_parameter", "output_format")
+    assert (message.code, message.param) == ("invalid_value", "output_format")
+
+
+@pytest.mark.parametrize("size", [(48, 32), (33, 31)])
+def test_a_clip_plays_with_its_frames_and_names_prompt_and_seed(start: Start, size: tuple[int, int]) -> None:
+    harness = start(seconds_per_request=0, kind="video", image="flat")
+    assert harness.engine.load().kind == "video"
+    width, height = size
+    harness.generate(output=OutputSpec("mp4"), width=width, height=height, num_frames=9, fps=12)
+    message, [data] = harness.hear_end()
+    assert isinstance(message, Output)
+    assert (message.mime, message.width, message.height, message.num_frames, message.fps) == (
+        "video/mp4",
+        *size,
+        9,
+        12,
+    )
+    with av.open(io.BytesIO(data)) as clip:
+        assert clip.streams.video[0].average_rate == 12
+        assert len(list(clip.decode(video=0))) == 9
+    assert data.endswith(b'{"prompt": "a cat", "seed": 7}')
+
+
+def test_a_clip_of_which_nothing_is_said_is_a_second_long(start: Start) -> None:
+    harness = start(seconds_per_request=0, kind="video")
+    harness.generate(output=OutputSpec("mp4"), width=None, height=None)
+    message, _ = harness.hear_end()
+    assert isinstance(message, Output)
+    assert (message.width, message.height, message.num_frames, message.fps) == (128, 128, 16, 16)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from PIL import Image
 
 from triptych.media.codecs import CODECS
 from triptych.media.images import encode_jpeg, encode_png, encode_webp
+from triptych.media.mp4_text import append_text
 from triptych.media.video import encode_mp4
 
 
@@ -78,3 +79,12 @@ def test_mp4_has_its_index_in_front_so_that_it_starts_before_it_is_whole() -> No
     data = encode_mp4(noise(3, 32, 32, 3), fps=8)
     assert data[4:8] == b"ftyp"
     assert 0 < data.index(b"moov") < data.index(b"mdat")
+
+
+def test_a_text_behind_a_clip_leaves_it_playing() -> None:
+    data = append_text(encode_mp4(noise(3, 32, 32, 3), fps=8), "zwölf")
+    assert data.endswith("zwölf".encode())
+    with av.open(io.BytesIO(data)) as container:
+        assert len(list(container.decode(video=0))) == 3
+    with pytest.raises(ValueError, match="not an MP4"):
+        append_text(b"\x89PNG\r\n\x1a\n", "text")

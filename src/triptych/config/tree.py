@@ -61,11 +61,12 @@ class ParallelConfig(_Section):
 
 
 class SimulatedConfig(_Section):
-    """`engine: simulated`: whole service time, or time per step times steps (seconds); what the picture shows."""
+    """`engine: simulated`: whole service time, or time per step times steps (seconds); what is made and shown."""
 
     seconds_per_request: float | None = Field(default=None, ge=0)
     seconds_per_step: float | None = Field(default=None, ge=0)
     image: Literal["noise", "flat"] = "noise"
+    kind: Literal["image", "video"] = "image"
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:

@@ -1,4 +1,4 @@
-"""An engine that sleeps by a cost model and answers with a real picture: no torch, no weights.
+"""An engine that sleeps by a cost model and answers with a real picture or clip: no torch, no weights.
 
 Units run side by side in `max_num_seqs` slots on one thread that sleeps until the next one is due; with no service
 time at all a unit is answered by the thread that brought it. A prompt may ask for a fault: `[[crash]]`, `[[hang]]`,
@@ -23,10 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from PIL import Image
 
 from triptych.engine.base import Emit, EngineStartError
 from triptych.errors import ErrorCode
+from triptych.media.mp4_text import append_text
 from triptych.media.png_text import splice_text
 from triptych.messages import (
     Abort,
@@ -71,9 +73,12 @@ _MODEL = ModelInfo(
     ),
     size_multiple=1,
 )
+_VIDEO_MODEL = msgspec.structs.replace(
+    _MODEL, kind="video", default_width=128, default_height=128, default_num_frames=16, default_fps=16
+)
 
 
-_Look = tuple[str, int, int, int | None]  # format, width, height, compression
+_Look = tuple[str, int, int, int | None, int, int]  # format, width, height, compression, frames, frames per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,7 @@ class SimulatedEngine:
         self._slots = spec.max_num_seqs
         self._cost = CostModel.from_engine_args(section)
         self._flat = section.get("image") == "flat"
+        self._model = _VIDEO_MODEL if section.get("kind") == "video" else _MODEL
         self._pictures: dict[_Look, bytes] = {}
         self._changed = threading.Condition()
         self._waiting: deque[_Unit] = deque()
@@ -157,7 +163,7 @@ class SimulatedEngine:
     def load(self) -> ModelInfo:
         """Nothing to load."""
         self._loaded = True
-        return _MODEL
+        return self._model
 
     def submit(self, unit: Generate, frames: Sequence[Frame]) -> None:
         """Take one unit; answers at once when it costs nothing."""
@@ -229,7 +235,7 @@ class SimulatedEngine:
                 self._end(work)
 
     def _plan(self, unit: Generate) -> _Unit:
-        steps = unit.params.num_inference_steps or _MODEL.default_num_inference_steps
+        steps = unit.params.num_inference_steps or self._model.default_num_inference_steps
         service_s, fault = self._cost.service_s(steps), None
         if "[[" in unit.params.prompt and (found := _FAULT.search(unit.params.prompt)):
             fault = found[1]
@@ -263,16 +269,19 @@ class SimulatedEngine:
         self._emit(Failure(work.message.address, code.value, f"simulated fault: {work.fault}"), ())
 
     def _finish(self, work: _Unit) -> None:
-        unit = work.message
-        if unit.output.format == "mp4":
-            message = "the simulated engine makes pictures; mp4 is not available"
-            self._emit(Failure(unit.address, ErrorCode.UNSUPPORTED_PARAMETER.value, message, "output_format"), ())
+        unit, info = work.message, self._model
+        if (unit.output.format == "mp4") != (info.kind == "video"):
+            message = f"output format {unit.output.format} does not fit a model that makes one {info.kind}"
+            self._emit(Failure(unit.address, ErrorCode.INVALID_VALUE.value, message, "output_format"), ())
             return
-        width = unit.params.width or _MODEL.default_width
-        height = unit.params.height or _MODEL.default_height
+        width = unit.params.width or info.default_width
+        height = unit.params.height or info.default_height
+        num_frames, fps = 1, 0
+        if info.kind == "video":
+            num_frames, fps = unit.params.num_frames or info.default_num_frames, unit.params.fps or info.default_fps
         self._drawing = True
         try:
-            data = self._picture(work, (unit.output.format, width, height, unit.output.compression))
+            data = self._picture(work, (unit.output.format, width, height, unit.output.compression, num_frames, fps))
         except (OSError, ValueError) as error:  # Pillow's word for a side that the format cannot hold
             message = f"{width}x{height} cannot be encoded as {unit.output.format}: {error}"
             self._emit(Failure(unit.address, ErrorCode.INVALID_VALUE.value, message, "output_format"), ())
@@ -283,20 +292,20 @@ class SimulatedEngine:
             return
         finally:
             self._drawing = False
-        if unit.output.format == "png":
-            text = json.dumps({"prompt": unit.params.prompt, "seed": unit.params.seed})
-            data = splice_text(data, _TEXT_KEYWORD, text)
+        data = _marked(data, unit)
         self._steps += work.steps - work.step
         self._emit(
             Output(
                 address=unit.address,
-                mime=f"image/{unit.output.format}",
+                mime=f"{info.kind}/{unit.output.format}",
                 width=width,
                 height=height,
                 inference_s=time.monotonic() - work.started_at if work.service_s else 0.0,
                 steps=work.steps,
                 batch_size_mean=1.0,
                 peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                num_frames=num_frames,
+                fps=fps,
             ),
             (data,),
         )
@@ -312,8 +321,8 @@ class SimulatedEngine:
                 self._pictures[look] = data
         return data
 
-    def _draw(self, format: str, width: int, height: int, compression: int | None) -> bytes:
-        """The picture of this size; the same bytes in every process."""
+    def _draw(self, format: str, width: int, height: int, compression: int | None, num_frames: int, fps: int) -> bytes:
+        """The picture of this size, or a clip that shows nothing else; the same bytes in every process."""
         encoded = io.BytesIO()
         if self._flat:
             image = Image.new("RGB", (width, height), (66, 133, 180))
@@ -322,6 +331,8 @@ class SimulatedEngine:
             levels = bytes(value // step * step for value in range(256))
             noise = random.Random(0).randbytes(width * height * 3)
             image = Image.frombytes("RGB", (width, height), noise.translate(levels))
+        if format == "mp4":
+            return _still_clip(image, num_frames, fps)
         if format == "png":
             strategy = zlib.Z_DEFAULT_STRATEGY if self._flat else zlib.Z_HUFFMAN_ONLY  # noise has no repetitions
             image.save(encoded, "PNG", compress_level=1, compress_type=strategy)
@@ -330,3 +341,21 @@ class SimulatedEngine:
         else:
             image.save(encoded, format.upper(), quality=compression)
         return encoded.getvalue()
+
+
+def _still_clip(image: Image.Image, num_frames: int, fps: int) -> bytes:
+    # Here, because a simulated fleet of pictures starts faster without the codecs.
+    import numpy as np
+
+    from triptych.media.video import encode_mp4
+
+    pixels = np.asarray(image)
+    return encode_mp4(np.broadcast_to(pixels, (num_frames, *pixels.shape)), fps=fps)
+
+
+def _marked(data: bytes, unit: Generate) -> bytes:
+    """The output with prompt and seed inside, where its format has a place for them: a swapped answer then shows."""
+    if unit.output.format not in ("png", "mp4"):
+        return data
+    text = json.dumps({"prompt": unit.params.prompt, "seed": unit.params.seed})
+    return append_text(data, text) if unit.output.format == "mp4" else splice_text(data, _TEXT_KEYWORD, text)

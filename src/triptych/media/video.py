@@ -23,18 +23,18 @@ _CRF = "18"  # visually lossless
 def encode_mp4(frames: Frames, *, fps: int, threads: int = 1) -> bytes:
     """MP4 at `fps` frames a second."""
     _, height, width, _ = frames.shape
-    if height % 2 or width % 2:
-        frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    odd = ((0, height % 2), (0, width % 2), (0, 0))
     # The index can only move to the front of a file that the muxer may open a second time.
     with tempfile.TemporaryDirectory(prefix="triptych-") as folder:
         path = Path(folder) / "clip.mp4"
         with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
             stream = container.add_stream("libx264", rate=Fraction(fps))
-            stream.width, stream.height = frames.shape[2], frames.shape[1]
+            stream.width, stream.height = width + width % 2, height + height % 2
             stream.pix_fmt = "yuv420p"
             stream.options = {"preset": "veryfast", "crf": _CRF}
             stream.codec_context.thread_count = threads
             for frame in frames:
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+                even = np.pad(frame, odd, mode="edge") if height % 2 or width % 2 else np.ascontiguousarray(frame)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
             container.mux(stream.encode())
         return path.read_bytes()
