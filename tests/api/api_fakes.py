@@ -117,7 +117,8 @@ class FakeOrchestrator:
         ]
 
     def find(self, request_id: str, *, owner: str | None = None) -> RequestView:
-        matches = [v for v in self.views.values() if request_id in (v.id, v.client_request_id)]
+        visible = [view for view in self.views.values() if owner is None or view.owner == owner]
+        matches = [view for view in visible if request_id in (view.id, view.client_request_id)]
         if len(matches) > 1:
             raise TriptychError(ErrorCode.CONFLICT, f"several requests match {request_id!r}")
         if not matches:
@@ -125,7 +126,8 @@ class FakeOrchestrator:
         return matches[0]
 
     def live_requests(self, *, owner: str | None = None) -> list[RequestView]:
-        return [view for view in self.views.values() if view.finished_at is None]
+        live = [view for view in self.views.values() if view.finished_at is None]
+        return [view for view in live if owner is None or view.owner == owner]
 
     def abort(self, request_id: str) -> None:
         self.views[request_id] = replace(self.views[request_id], status="aborted", finished_at=time.time())
@@ -192,5 +194,6 @@ def make_app(orchestrator: Any, *, defaults: dict[str, Any] | None = None, **set
     return create_app(orchestrator, ServeSettings(**settings), served_model_names=NAMES, defaults=defaults or {})
 
 
-def client_of(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+def client_of(app: Any, *, key: str | None = None) -> httpx.AsyncClient:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test", headers=headers)

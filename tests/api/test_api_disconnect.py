@@ -9,6 +9,7 @@ import pytest
 from api_fakes import NAMES, FakeOrchestrator, make_app
 from starlette.requests import Request
 
+from triptych.api.access import ApiKeys
 from triptych.api.context import ApiContext
 from triptych.api.fields import IMAGE_FIELDS
 from triptych.api.generation import closing_on_disconnect, submit
@@ -82,11 +83,12 @@ async def test_submit_and_the_watch_on_the_connection_work_apart(
         max_body_size=1024,
         chat_image_format="parts",
         started_at=0,
+        keys=ApiKeys((), None),
+        log_prompts=False,
     )
     http = Request(dict(SCOPE))
     give_request_ids(http.scope)
-    stream = submit(app_context, http, IMAGE_FIELDS.sort({"prompt": "x"}), owner="key-1")
-    assert orchestrator.submitted[0].owner == "key-1"
+    stream = submit(app_context, http, IMAGE_FIELDS.sort({"prompt": "x"}))
     messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     with closing_on_disconnect(messages.get, stream):
         assert not orchestrator.streams[0].closed

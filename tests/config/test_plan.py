@@ -179,15 +179,9 @@ def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
         ({"ray_address": "auto"}, "--ray-address"),
         ({"lora_modules": ["a=b"]}, "--lora-modules"),
         ({"max_num_seqs": "2"}, "--max-num-seqs"),
-        ({"api_keys": ["k"]}, "--api-key"),
-        ({"admin_api_key": "k"}, "--admin-api-key"),
         ({"allowed_media_domains": ["d"]}, "--allowed-media-domains"),
-        ({"allowed_origins": ["o"]}, "--allowed-origins"),
         ({"data_dir": "/d"}, "--data-dir"),
         ({"public_url": "http://x"}, "--public-url"),
-        ({"root_path": "/x"}, "--root-path"),
-        ({"ssl_keyfile": "k"}, "--ssl-keyfile"),
-        ({"ssl_certfile": "c"}, "--ssl-certfile"),
     ],
 )
 def test_a_flag_that_is_not_built_is_refused_by_its_name(given: dict[str, object], option: str) -> None:

@@ -49,6 +49,10 @@ def test_a_message_with_line_breaks_stays_one_line() -> None:
     assert "\n" not in TextFormatter().format(record("a\r\nb"))
 
 
+def test_what_a_client_sent_reaches_no_terminal_as_a_control_sequence() -> None:
+    assert TextFormatter().format(record("x", path="/\x1b[2J\u202e")).endswith('path="/\\u001b[2J\\u202e"')
+
+
 def test_every_line_of_a_traceback_carries_the_replica() -> None:
     lines = TextFormatter("3").format(record("failed", error=True)).splitlines()
     assert len(lines) > 3

@@ -1,7 +1,7 @@
 """The HTTP application: one registry of endpoint modules behind one boundary.
 
-A request passes `Boundary` (ids, error envelopes), Starlette's router and one route; a new endpoint is a new module
-with `routes(context)` and one line in `_ENDPOINTS`.
+A request passes `Boundary` (ids, access log), where asked for CORS, then `Envelopes` (errors), `Guard` (API keys),
+Starlette's router and one route; a new endpoint is a new module with `routes(context)` and one line in `_ENDPOINTS`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.api import chat, health, images, index, models, replicas, requests
+from triptych.api.access import ApiKeys, Guard
 from triptych.api.context import ApiContext
-from triptych.api.middleware import Boundary
+from triptych.api.cors import Cors
+from triptych.api.middleware import Boundary, Envelopes
 from triptych.config.parameters import validate_defaults
 from triptych.config.settings import ServeSettings
 from triptych.orchestrator.orchestrator import Orchestrator
@@ -29,9 +31,9 @@ _ENDPOINTS = (
     requests.routes,
     replicas.routes,
     models.routes,
-    health.routes,
-    index.routes,
+    index.unbuilt_routes,
 )
+_OPEN_ENDPOINTS = (health.routes, index.routes)  # no key is needed for these
 
 
 def create_app(
@@ -50,9 +52,16 @@ def create_app(
         max_body_size=settings.max_body_size,
         chat_image_format=settings.chat_image_format,
         started_at=int(time.time()),
+        keys=ApiKeys(settings.api_keys, settings.admin_api_key),
+        log_prompts=settings.log_prompts,
     )
-    routes = [route for endpoint in _ENDPOINTS for route in endpoint(context)]
-    return Boundary(Router(routes, redirect_slashes=False, default=_not_found))
+    closed = [route for endpoint in _ENDPOINTS for route in endpoint(context)]
+    opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]
+    app: ASGIApp = Router([*closed, *opened], redirect_slashes=False, default=_not_found)
+    app = Envelopes(Guard(app, context.keys, opened))
+    if settings.allowed_origins:
+        app = Cors(app, settings.allowed_origins)
+    return Boundary(app, root_path=settings.root_path)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
+from triptych.api.access import ApiKeys
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import ModelInfo
@@ -31,6 +32,8 @@ class ApiContext:
     max_body_size: int
     chat_image_format: Literal["parts", "images"]
     started_at: int
+    keys: ApiKeys
+    log_prompts: bool
     _announced: ModelInfo | None = field(default=None, init=False)
 
     @property

@@ -40,6 +40,8 @@ def error_response(error: TriptychError, headers: Mapping[str, str] | None = Non
         sent["x-should-retry"] = "true" if error.should_retry else "false"
     if error.retry_after_s is not None:
         sent["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if error.code is ErrorCode.INVALID_API_KEY:
+        sent["www-authenticate"] = "Bearer"
     body = msgspec.json.encode(envelope(error))
     return Response(body, status_code=error.status, headers=sent, media_type="application/json")
 

@@ -19,6 +19,7 @@ import pybase64
 from starlette.requests import Request
 from starlette.types import Receive
 
+from triptych.api.access import owner_of
 from triptych.api.context import ApiContext
 from triptych.api.fields import BodyFields
 from triptych.api.middleware import request_ids
@@ -41,10 +42,13 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-def submit(context: ApiContext, http: Request, fields: BodyFields, *, owner: str | None = None) -> EventStream:
-    """Validate and hand over; `owner` is who may see and abort the request. Raises `TriptychError`."""
+def submit(context: ApiContext, http: Request, fields: BodyFields) -> EventStream:
+    """Validate and hand over; the request belongs to the caller. Raises `TriptychError`."""
     try:
-        return context.orchestrator.submit(_request(context, http, fields, owner))
+        request = _request(context, http, fields)
+        if context.log_prompts:
+            _log.info("request received", extra={"request": request.id, "prompt": shown(request.params.prompt)})
+        return context.orchestrator.submit(request)
     except TriptychError as error:
         log_failure(context, request_ids(http.scope).internal, error)
         raise
@@ -61,11 +65,9 @@ def closing_on_disconnect(receive: Receive, stream: EventStream) -> Iterator[Non
         stream.close()
 
 
-async def generate(
-    context: ApiContext, http: Request, fields: BodyFields, *, owner: str | None = None
-) -> list[UnitOutput]:
+async def generate(context: ApiContext, http: Request, fields: BodyFields) -> list[UnitOutput]:
     """Outputs of the request in unit order. Raises `TriptychError`; aborts when the client disconnects."""
-    stream = submit(context, http, fields, owner=owner)
+    stream = submit(context, http, fields)
     try:
         with closing_on_disconnect(http.receive, stream):
             return await stream.outputs()
@@ -117,7 +119,7 @@ async def _close_on_disconnect(receive: Receive, stream: EventStream) -> None:
     stream.close()
 
 
-def _request(context: ApiContext, http: Request, fields: BodyFields, owner: str | None) -> GenerationRequest:
+def _request(context: ApiContext, http: Request, fields: BodyFields) -> GenerationRequest:
     if "session" not in fields.common and (session := http.headers.get("x-session-id")):
         fields.common["session"] = session
     parameters = parse_parameters(fields.common)
@@ -130,5 +132,5 @@ def _request(context: ApiContext, http: Request, fields: BodyFields, owner: str 
         limits=context.limits,
         request_id=ids.internal,
         client_request_id=ids.client,
-        owner=owner,
+        owner=owner_of(http.scope),
     )

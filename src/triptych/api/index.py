@@ -14,7 +14,7 @@ from triptych.api.body import json_response
 from triptych.api.context import ApiContext
 from triptych.errors import ErrorCode, TriptychError
 
-__all__ = ["routes"]
+__all__ = ["routes", "unbuilt_routes"]
 
 _NOT_BUILT = (
     ("/v1/images/edits", "POST"),
@@ -25,7 +25,7 @@ _NOT_BUILT = (
 
 
 def routes(context: ApiContext) -> list[BaseRoute]:
-    """The front page and the routes that later versions bring."""
+    """The front page."""
 
     async def index(request: Request) -> Response:
         return json_response(
@@ -48,10 +48,15 @@ def routes(context: ApiContext) -> list[BaseRoute]:
             }
         )
 
+    return [Route("/", index, methods=["GET"])]
+
+
+def unbuilt_routes(context: ApiContext) -> list[BaseRoute]:
+    """The routes that later versions bring."""
+
     async def not_available(request: Request) -> Response:
         path = request.url.path[:256]
         message = f"{request.method} {path} is not available in this version"
         raise TriptychError(ErrorCode.NOT_AVAILABLE, message)
 
-    unbuilt = [Route(path, not_available, methods=list(methods)) for path, *methods in _NOT_BUILT]
-    return [Route("/", index, methods=["GET"]), *unbuilt]
+    return [Route(path, not_available, methods=list(methods)) for path, *methods in _NOT_BUILT]

@@ -1,11 +1,10 @@
 """`/v1/replicas`: state, devices, load and restarts of every replica, and the three ways to change them.
 
-Writing needs an operator: a caller on this machine that is neither a web page (`Origin`) nor behind a proxy.
+Writing needs an operator (see `access`): the admin key, or where there are no keys a caller on this machine.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from triptych.api.access import check_operator
 from triptych.api.body import json_response, read_json_object
 from triptych.api.context import ApiContext
 from triptych.config.parameters import parameter_error, shown
 from triptych.errors import ErrorCode, TriptychError
 
 __all__ = ["routes"]
-
-_NOT_FROM_HERE = ("origin", "forwarded", "x-forwarded-for", "x-real-ip")
 
 
 class ReplicaCount(BaseModel):
@@ -38,17 +36,17 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     async def replicas(request: Request) -> Response:
         if request.method != "PUT":
             return _listing(orchestrator.replicas())
-        _check_operator(request)
+        check_operator(request, context.keys)
         count = _count(await read_json_object(request, max_bytes=context.max_body_size))
         return _listing(orchestrator.resize(count))
 
     async def drain(request: Request) -> Response:
-        _check_operator(request)
+        check_operator(request, context.keys)
         await _check_empty(request, context)
         return json_response(orchestrator.drain_replica(_replica_id(request)))
 
     async def restart(request: Request) -> Response:
-        _check_operator(request)
+        check_operator(request, context.keys)
         await _check_empty(request, context)
         return json_response(orchestrator.restart_replica(_replica_id(request)))
 
@@ -61,25 +59,6 @@ def routes(context: ApiContext) -> list[BaseRoute]:
 
 def _listing(views: object) -> Response:
     return json_response({"object": "list", "data": views})
-
-
-def _check_operator(request: Request) -> None:
-    """Without keys: a loopback caller. A page in a browser or a proxy on this machine is one only by appearance."""
-    suspect = next((header for header in _NOT_FROM_HERE if header in request.headers), None)
-    if suspect is None and request.client is not None and _is_loopback(request.client.host):
-        return
-    reason = "came from elsewhere" if suspect is None else f"has the header {suspect}"
-    message = f"replicas can be changed from the machine of the server only; this request {reason}"
-    raise TriptychError(ErrorCode.PERMISSION_DENIED, message)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def _replica_id(request: Request) -> int:

@@ -1,6 +1,7 @@
 """`/v1/requests`: what every request is doing, and the two ways to change one (PATCH) or end it (DELETE).
 
 An id is the internal one or the client's `x-request-id`. Units show their replica, step, queue position and estimate.
+With API keys a caller meets only its own requests.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from triptych.api.access import visible_to
 from triptych.api.body import json_response, read_json_object
 from triptych.api.context import ApiContext
 from triptych.config.parameters import Priority, check_timeout, parameter_error
@@ -36,23 +38,25 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     orchestrator = context.orchestrator
 
     async def list_requests(request: Request) -> Response:
-        data = [_shown(view) for view in orchestrator.live_requests(owner=None)]
+        data = [_shown(view) for view in orchestrator.live_requests(owner=visible_to(request.scope))]
         return json_response({"object": "list", "data": data})
 
     class OneRequest(HTTPEndpoint):
         async def get(self, request: Request) -> Response:
-            return json_response(_shown(orchestrator.find(request.path_params["request_id"], owner=None)))
+            return json_response(
+                _shown(orchestrator.find(request.path_params["request_id"], owner=visible_to(request.scope)))
+            )
 
         async def patch(self, request: Request) -> Response:
             patch = _patch(await read_json_object(request, max_bytes=context.max_body_size), context)
-            view = orchestrator.find(request.path_params["request_id"], owner=None)
+            view = orchestrator.find(request.path_params["request_id"], owner=visible_to(request.scope))
             orchestrator.update(view.id, priority=patch.priority, timeout_s=patch.timeout)
-            return json_response(_shown(orchestrator.find(view.id, owner=None)))
+            return json_response(_shown(orchestrator.find(view.id)))
 
         async def delete(self, request: Request) -> Response:
-            view = orchestrator.find(request.path_params["request_id"], owner=None)
+            view = orchestrator.find(request.path_params["request_id"], owner=visible_to(request.scope))
             orchestrator.abort(view.id)
-            return json_response(_shown(orchestrator.find(view.id, owner=None)))
+            return json_response(_shown(orchestrator.find(view.id)))
 
     return [
         Route("/v1/requests", list_requests, methods=["GET"]),

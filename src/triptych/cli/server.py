@@ -114,6 +114,8 @@ class _Server:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
             )
         )
 
@@ -161,7 +163,8 @@ class _Server:
     async def _keep_replicas(self) -> None:
         settings = self._plan.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"http://{host}:{self._listener.getsockname()[1]}"
+        scheme = "http" if settings.ssl_certfile is None else "https"
+        url = f"{scheme}://{host}:{self._listener.getsockname()[1]}"
         _log.info("starting %d x %s; %s answers already", len(self._plan.replicas), self._plan.model, url)
         try:
             await _in_daemon_thread(lambda: fetch_model(self._plan.model_source, settings.revision))

@@ -32,18 +32,12 @@ _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("engine_args.vae_slicing", lambda stage: stage.engine_args.vae_slicing),
 )
 
-# Settings that are not a key of the stage as well. The values of secrets are not repeated.
+# Settings that are not a key of the stage as well.
 _SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
     ("ray_address", lambda settings: settings.ray_address),
-    ("api_keys", lambda settings: bool(settings.api_keys)),
-    ("admin_api_key", lambda settings: bool(settings.admin_api_key)),
     ("allowed_media_domains", lambda settings: settings.allowed_media_domains),
-    ("allowed_origins", lambda settings: settings.allowed_origins),
     ("data_dir", lambda settings: settings.data_dir),
     ("public_url", lambda settings: settings.public_url),
-    ("root_path", lambda settings: settings.root_path),
-    ("ssl_keyfile", lambda settings: settings.ssl_keyfile),
-    ("ssl_certfile", lambda settings: settings.ssl_certfile),
 )
 
 

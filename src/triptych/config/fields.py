@@ -23,6 +23,7 @@ __all__ = [
     "explain",
     "key_path",
     "parse_device_ids",
+    "problem",
     "short",
 ]
 
@@ -38,7 +39,8 @@ _BYTE_UNITS = {
 }
 
 
-def _problem(message: str, wanted: str) -> PydanticCustomError:
+def problem(message: str, wanted: str) -> PydanticCustomError:
+    """What a validator raises; both texts are shown as they are."""
     # The message travels as context, so that braces in what the user typed are never taken for a template.
     return PydanticCustomError("unfit", "{problem}", {"problem": message, "wanted": wanted})
 
@@ -52,19 +54,19 @@ def parse_device_ids(value: object) -> tuple[str, ...]:
     else:
         entries = [value]
     if entries in ([], [""]):
-        raise _problem("no device is named", _DEVICES_WANTED)
+        raise problem("no device is named", _DEVICES_WANTED)
     ids: dict[str, int] = {}
     for position, entry in enumerate(entries, start=1):
         label = f"device entry {position} of {len(entries)}"
         if isinstance(entry, bool) or not isinstance(entry, str | int):
-            raise _problem(f"{label} is not an id: {entry!r}", _DEVICES_WANTED)
+            raise problem(f"{label} is not an id: {entry!r}", _DEVICES_WANTED)
         name = str(entry).strip()
         if not name:
-            raise _problem(f"{label} is empty", _DEVICES_WANTED)
+            raise problem(f"{label} is empty", _DEVICES_WANTED)
         if "," in name:
-            raise _problem(f"{label} holds a comma: {name!r}", "one id per list entry")
+            raise problem(f"{label} holds a comma: {name!r}", "one id per list entry")
         if name in ids:
-            raise _problem(f"{label} repeats device {name!r} (entry {ids[name]})", _DEVICES_WANTED)
+            raise problem(f"{label} repeats device {name!r} (entry {ids[name]})", _DEVICES_WANTED)
         ids[name] = position
     return tuple(ids)
 
@@ -75,7 +77,7 @@ def _parse_bytes(value: object) -> object:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]*)", value.strip(), re.ASCII)
     unit = _BYTE_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise _problem("not a size", _BYTES_WANTED)
+        raise problem("not a size", _BYTES_WANTED)
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
@@ -86,9 +88,9 @@ def _parse_named_paths(value: object) -> object:
     for entry in value:
         name, equals, path = str(entry).partition("=")
         if not (name and equals and path):
-            raise _problem(f"{entry!r} names no path", "NAME=PATH")
+            raise problem(f"{entry!r} names no path", "NAME=PATH")
         if name in named:
-            raise _problem(f"name {name!r} is given twice", "distinct names")
+            raise problem(f"name {name!r} is given twice", "distinct names")
         named[name] = path
     return named
 

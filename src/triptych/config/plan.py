@@ -16,6 +16,7 @@ from triptych.config.model_source import ModelSource, resolve_model
 from triptych.config.parameters import SamplingDefaults, validate_defaults
 from triptych.config.settings import ServeSettings
 from triptych.config.stage_file import read_stage_file
+from triptych.config.tls import check_tls
 from triptych.config.tree import StageConfig
 from triptych.errors import ConfigError
 from triptych.messages import ReplicaSpec
@@ -80,6 +81,7 @@ def build_plan(
     A model left to the command line, or what this version does not build, is an error of its own kind: with
     `refuse_unavailable=False` (for `check`) a warning.
     """
+    _check_access(settings)
     stage, warnings = _base_stage(settings)
     stage, overridden = _fold(stage, settings)
 
@@ -238,6 +240,14 @@ def _replica_specs(
         )
         for number, assignment in enumerate(assignments)
     )
+
+
+def _check_access(settings: ServeSettings) -> None:
+    """Raises `ConfigError`."""
+    check_tls(settings)
+    if settings.admin_api_key is not None and settings.admin_api_key in settings.api_keys:
+        message = f"is also a {settings.named('api_keys')}, so every client could change replicas"
+        raise ConfigError(message, where=settings.named("admin_api_key"), wanted="a key of its own")
 
 
 def _exposure(settings: ServeSettings) -> tuple[str, ...]:

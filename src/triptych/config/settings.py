@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from triptych.config.addresses import ApiKey, HttpUrl, Origin, RootPath
 from triptych.config.fields import ByteSize, DeviceIds, NamedPaths, explain, short
 from triptych.config.limits import Limits
 from triptych.errors import ConfigError
@@ -93,8 +94,8 @@ class ServeSettings(BaseModel):
 
     host: Annotated[str, Field(min_length=1), Flag("Address to listen at.", "HOST")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535), Flag("TCP port.", "PORT")] = 8000
-    root_path: Annotated[str, Flag("Path prefix that a proxy strips.", "PATH")] = ""
-    public_url: Annotated[str | None, Flag("Address that clients see, for links in answers.", "URL")] = None
+    root_path: Annotated[RootPath, Flag("Path prefix of a proxy, stripped by it or not.", "PATH")] = ""
+    public_url: Annotated[HttpUrl | None, Flag("Address that clients see, for links in answers.", "URL")] = None
     ssl_keyfile: Annotated[str | None, Flag("Private key for HTTPS.", "FILE")] = None
     ssl_certfile: Annotated[str | None, Flag("Certificate for HTTPS.", "FILE")] = None
     data_dir: Annotated[str | None, Flag("Where jobs and served files are kept.", "DIR")] = None
@@ -104,20 +105,27 @@ class ServeSettings(BaseModel):
     log_format: Annotated[Literal["text", "json"], Flag("One line, or one JSON object, per record.", "text|json")] = (
         "text"
     )
+    log_prompts: Annotated[bool, Flag("Log the prompt of every request, too.")] = False
     chat_image_format: Annotated[
         Literal["parts", "images"], Flag("How chat answers carry pictures.", "parts|images")
     ] = "parts"
 
     api_keys: Annotated[
-        _Names, Field(repr=False), Flag("Key that clients must send.", "KEY", _ACCESS, "api-key", secret=True)
+        tuple[ApiKey, ...],
+        Field(repr=False),
+        Flag("Key that clients must send.", "KEY", _ACCESS, "api-key", secret=True),
     ] = ()
     admin_api_key: Annotated[
-        str | None, Field(repr=False), Flag("Key for writes to /v1/replicas.", "KEY", _ACCESS, secret=True)
+        ApiKey | None,
+        Field(repr=False),
+        Flag("Key for everything, writes to /v1/replicas among it.", "KEY", _ACCESS, secret=True),
     ] = None
     allowed_media_domains: Annotated[
         _Names, Flag("Host that input pictures may be fetched from.", "DOMAIN", _ACCESS)
     ] = ()
-    allowed_origins: Annotated[_Names, Flag("Web origin that browsers may call from.", "ORIGIN", _ACCESS)] = ()
+    allowed_origins: Annotated[
+        tuple[Origin, ...], Flag("Web origin that browsers may call from.", "ORIGIN", _ACCESS)
+    ] = ()
 
     _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

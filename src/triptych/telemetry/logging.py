@@ -167,4 +167,5 @@ class JsonFormatter(logging.Formatter):
 
 def _text(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if not text or any(c.isspace() or c in '"=' for c in text) else text
+    plain = text and all(c.isprintable() and not c.isspace() and c not in '"=' for c in text)
+    return text if plain else json.dumps(text)
