@@ -103,17 +103,6 @@ def test_abort_takes_effect_before_the_next_forward_and_leaves_the_pipeline_clea
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_interleaved_units_equal_their_solo_runs(name: str, engine_run: RunOf) -> None:
-    solo, shared = engine_run(name), engine_run(name, slots=2)
-    several = [shared.unit(0, seed=1), shared.unit(1, seed=2, num_inference_steps=2), shared.unit(2, prompt="other")]
-    expected = [solo.bytes_of(unit)[0] for unit in several]
-    assert len(set(expected)) == 3
-    assert shared.bytes_of(*several) == expected
-    order = [message.address.unit for message in shared.messages if isinstance(message, Progress)]
-    assert order[:2] == [0, 1], "the second unit starts while the first one runs"
-
-
-@pytest.mark.parametrize("name", MODELS)
 def test_model_info_names_the_defaults_of_the_family(name: str, engine_run: RunOf) -> None:
     info = engine_run(name).info
     found = (info.size_multiple, info.default_width, info.default_height, info.default_num_inference_steps)

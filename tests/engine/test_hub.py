@@ -51,9 +51,7 @@ class Pipe:
 def run_all(hub: Hub, *tasks: Task) -> list[Task]:
     ended = [task for task in map(hub.start, tasks) if task is not None]
     while len(hub):
-        task = hub.step()
-        if task is not None:
-            ended.append(task)
+        ended += hub.step()
     return ended
 
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -55,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 _ENCODERS = 2
 _WARM_UP_SIDE = 128
+_WARM_UP_PROMPTS = ("a", "a longer prompt")
 _MB = 1024 * 1024
 
 
@@ -94,7 +96,10 @@ class DiffusersEngine:
         self._encoding = 0
         self._stopping = False
         self._loading = False
-        self._hub = Hub()
+        self._hub = Hub(
+            merging=spec.max_num_seqs > 1 and not spec.engine_args.get("deterministic"),
+            max_pixels=spec.engine_args.get("max_num_batched_pixels"),
+        )
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._pipe: Any = None
         self._views: ViewFactory
@@ -125,7 +130,7 @@ class DiffusersEngine:
     # ---- called on the device-owning thread
 
     def load(self) -> ModelInfo:
-        """Load, attach the hub, make one small picture. Raises `EngineStartError`."""
+        """Load, attach the hub, make a small picture. Raises `EngineStartError`."""
         self._loading = True
         folder = locate_model(self._spec)
         settings = read_settings(folder)
@@ -153,7 +158,8 @@ class DiffusersEngine:
             self._take_commands()
             self._start_units()
             if self._running:
-                self._settle(self._hub.step())
+                for task in self._hub.step():
+                    self._settle(task)
             elif self._stopping and not self._waiting and not self._encoding:
                 break
             else:
@@ -193,7 +199,8 @@ class DiffusersEngine:
             submitted = self._waiting.popleft()
             unit = submitted.unit
             try:
-                self._settle(self._start(unit, submitted.frames))
+                if (ended := self._start(unit, submitted.frames)) is not None:
+                    self._settle(ended)
             except Exception as error:  # noqa: BLE001 - what cannot be started fails alone
                 self._emit(failure_of(error, unit.address, self._pipe), ())
 
@@ -208,16 +215,20 @@ class DiffusersEngine:
         steps = arguments.get("num_inference_steps") or self._interface.info.default_num_inference_steps
         progress = ProgressReporter(unit.address, self._emit, steps=steps)
         view = progress.pipe = self._views.view(progress.on_step)
-        task = Task(functools.partial(view, **arguments), priority=unit.priority, on_phase=progress.on_phase)
+        task = Task(
+            functools.partial(view, **arguments),
+            priority=unit.priority,
+            alone=unit.alone,
+            pixels=self._interface.pixels(unit.params),
+            on_phase=progress.on_phase,
+        )
         if self._spec.device_kind == "cuda" and not self._running:
             torch.cuda.reset_peak_memory_stats()
         self._running[unit.address] = _Running(unit, task, progress, time.monotonic())
         return self._hub.start(task)
 
-    def _settle(self, task: Task | None) -> None:
-        """If a task has ended, send its unit to the encoders or tell how it failed."""
-        if task is None:
-            return
+    def _settle(self, task: Task) -> None:
+        """Send the unit of an ended task to the encoders, or tell how it failed."""
         running = next(running for running in self._running.values() if running.task is task)
         del self._running[running.unit.address]
         address = running.unit.address
@@ -255,7 +266,7 @@ class DiffusersEngine:
             height=pixels.shape[-3],
             inference_s=time.monotonic() - running.started_s,
             steps=running.progress.step,
-            batch_size_mean=1.0,  # every forward serves one unit
+            batch_size_mean=running.task.batch_size_mean,
             peak_memory_mb=self._peak_memory_mb(),
             num_frames=len(pixels) if video else 1,
             fps=self._interface.fps(running.unit.params) if video else 0,
@@ -280,8 +291,10 @@ class DiffusersEngine:
             self._commands.put(_Wake())
 
     def _warm_up(self) -> None:
-        """One small picture of two steps, outside the hub: weights are read, kernels chosen, faults found."""
+        """Small pictures of two steps: weights are read, kernels chosen, faults found, merged forwards checked."""
         info = self._interface.info
+        if "image" in info.parameters:
+            return  # it would take a picture, and every such pipeline wants another kind
         side = min(_WARM_UP_SIDE, info.default_width, info.default_height)
         side = math.ceil(side / info.size_multiple) * info.size_multiple
         width, height = info.sizes[0] if info.sizes else (side, side)
@@ -294,13 +307,16 @@ class DiffusersEngine:
             num_inference_steps=2 if "num_inference_steps" in info.parameters else None,
             num_frames=info.frame_multiple + 1 if info.kind == "video" else None,
         )
-        if "image" in info.parameters:
-            return  # it would take a picture, and every such pipeline wants another kind
-        arguments = self._interface.arguments(Generate(Address("warm-up", 0, 0, 0), params), ())
-        try:
-            with torch.no_grad():
-                self._views.view(lambda scheduler: None)(**arguments)
-        except Exception as error:
+        tasks = []
+        for prompt in _WARM_UP_PROMPTS[: self._spec.max_num_seqs]:
+            unit = Generate(Address("warm-up", 0, 0, 0), msgspec.structs.replace(params, prompt=prompt))
+            view = self._views.view(lambda scheduler: None)
+            tasks.append(Task(functools.partial(view, **self._interface.arguments(unit, ()))))
+        for task in tasks:
+            self._hub.start(task)
+        while len(self._hub):
+            self._hub.step()
+        for error in (task.error for task in tasks if task.error is not None):
             raise EngineStartError(
                 f"model {self._spec.model!r}: the warm-up at {width}x{height} failed: {one_line(error)}; "
                 "`warmup: false` starts without"

@@ -1,24 +1,26 @@
-"""Runs several unmodified pipeline calls on one thread, one forward at a time.
+"""Runs several unmodified pipeline calls on one thread; calls of the same model that fit together share a forward.
 
 Each unit is a `Task`: a greenlet that runs an ordinary pipeline `__call__`. While a hub is attached, the forward of
-every model of the pipeline (and `encode`/`decode` of its VAE) is a switch into the hub, which chooses whose call runs
-next, runs it, and resumes that task with the result. An abort is thrown into the task in place of its next forward.
+every model of the pipeline (and `encode`/`decode` of its VAE) is a switch into the hub. `step` takes the most urgent
+call that waits longest, lets `merging` run it with all that fit beside it, and resumes their tasks with the results.
+Tasks join and leave between any two steps; an abort is thrown into a task in place of its next forward.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from greenlet import getcurrent, greenlet
 
-__all__ = ["Hub", "Phase", "Task", "UnitAborted"]
+from triptych.engine.deferral import Deferred
+from triptych.engine.merging import Call, Merger, Model, Phase
+from triptych.engine.overrides import override_of
 
-Phase = Literal["encode", "step", "decode"]
+__all__ = ["Hub", "Phase", "Task", "UnitAborted"]
 
 _DENOISERS = ("transformer", "unet", "prior", "decoder", "controlnet")
 
@@ -27,28 +29,47 @@ class UnitAborted(BaseException):
     """Thrown into a task that was told to stop; not an `Exception`, so that no pipeline swallows it."""
 
 
-@dataclass(slots=True)
-class _Call:
-    """A forward that a task waits for."""
-
-    phase: Phase
-    forward: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 class Task(greenlet):  # type: ignore[misc]
-    """One pipeline call. After it ended, `result` holds its value or `error` what it raised (or `UnitAborted`)."""
+    """One pipeline call. After it ended, `result` holds its value or `error` what it raised (or `UnitAborted`).
 
-    def __init__(self, call: Callable[[], Any], *, priority: int = 0, on_phase: Callable[[Phase], None] | None = None):
+    Lower `priority` runs first, and all higher ones pause meanwhile. `alone`: its forwards are shared with no other
+    task. `group`: forwards are shared within a group only, for whatever changes the models (a LoRA); see
+    `Hub.before_group`. `pixels`: pixels x frames of one sample, for the hub's bound.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], Any],
+        *,
+        priority: int = 0,
+        alone: bool = False,
+        group: Hashable = None,
+        pixels: int = 1,
+        on_phase: Callable[[Phase], None] | None = None,
+    ):
         super().__init__()
         self.priority = priority
+        self.alone = alone
+        self.group = group
+        self.pixels = pixels
         self.abort_requested = False
         self.result: Any = None
         self.error: Exception | UnitAborted | None = None
         self._call = call
         self._on_phase = on_phase
-        self._pending: _Call | None = None
+        self._held: Call | None = None
+        self._forwards = 0
+        self._shares = 0
+
+    @property
+    def batch_size_mean(self) -> float:
+        """Tasks that shared a denoising forward of this one, itself included; mean over its forwards."""
+        return self._shares / self._forwards if self._forwards else 1.0
+
+    def count_forward(self, tasks: int) -> None:
+        """One more denoising forward, shared by `tasks`."""
+        self._forwards += 1
+        self._shares += tasks
 
     def run(self) -> None:
         """Body of the greenlet."""
@@ -56,26 +77,67 @@ class Task(greenlet):  # type: ignore[misc]
             self.result = self._call()
         except (Exception, UnitAborted) as error:  # noqa: BLE001 - handed to the owner of the task
             self.error = error
+        finally:
+            self._held = None
 
-    def wait_for(self, call: _Call) -> Any:
+    def value_of(self, call: Call, *, may_defer: bool) -> Any:
         """Hand a forward to the hub and sleep until its result is there; called inside the task."""
         if self._on_phase is not None:
-            self._on_phase(call.phase)
+            self._on_phase(call.model.phase)
+        held, self._held = self._held, None
+        if held is not None and held.model is call.model and not held.settled:
+            self._wait_for(held, call)
+        elif may_defer and call.model.override.deferred and not self.alone:
+            self._held = call
+            return (Deferred.of(functools.partial(self._compute, call)),)
+        else:
+            self._wait_for(call)
+        return call.value
+
+    def _compute(self, call: Call) -> torch.Tensor:
+        if not call.settled:
+            self._wait_for(call)
+        (tensor,) = call.value
+        assert isinstance(tensor, torch.Tensor)
+        return tensor
+
+    def _wait_for(self, *calls: Call) -> None:
         assert self.parent is not None
-        return self.parent.switch(call)
+        self.parent.switch(calls)
+        error = next((call.error for call in calls if call.error is not None), None)
+        if error is not None:
+            for call in calls:
+                call.error = None  # no circle through its traceback
+            try:
+                raise error
+            finally:
+                del error
 
 
 class Hub:
-    """Owner of the running tasks; every method but `detach` belongs to the device-owning thread."""
+    """Owner of the running tasks; every method but `detach` belongs to the device-owning thread.
 
-    def __init__(self) -> None:
-        self.forwards = 0
+    With `merging` off each call runs alone, as plain diffusers would run it, to the bit. `max_pixels` bounds samples x
+    pixels x frames of a shared forward. `before_group`, if set, is called with the group of the tasks whose forward is
+    next, whenever it is another than that of the forward before (at first: than None).
+    """
+
+    def __init__(self, *, merging: bool = False, max_pixels: int | None = None) -> None:
         self.phase: Phase | None = None
-        self._waiting: deque[Task] = deque()
+        self.before_group: Callable[[Hashable], None] | None = None
+        self._merging = merging
+        self._merger = Merger(max_pixels=max_pixels)
+        self._group: Hashable = None
+        self._waiting: dict[Task, list[Call]] = {}
         self._replaced: list[tuple[torch.nn.Module, str, Any]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def forwards(self) -> int:
+        """Forwards run so far."""
+        return self._merger.forwards
 
     def attach(self, pipe: Any) -> None:
         """Route the models of `pipe` through this hub; calls from outside a task still run directly."""
@@ -83,74 +145,97 @@ class Hub:
             if not isinstance(module, torch.nn.Module):
                 continue
             if name.startswith(_DENOISERS):
-                self._replace(module, "forward", "step")
+                self._replace(module, name, "forward", "step")
             elif hasattr(module, "decode"):
-                self._replace(module, "decode", "decode")
+                self._replace(module, name, "decode", "decode")
                 if hasattr(module, "encode"):
-                    self._replace(module, "encode", "encode")
+                    self._replace(module, name, "encode", "encode")
             else:
-                self._replace(module, "forward", "decode" if name == "safety_checker" else "encode")
+                self._replace(module, name, "forward", "decode" if name == "safety_checker" else "encode")
 
     def detach(self) -> None:
         """Put back what `attach` replaced."""
         while self._replaced:
-            module, name, previous = self._replaced.pop()
+            module, method, previous = self._replaced.pop()
             if previous is None:
-                module.__dict__.pop(name, None)
+                module.__dict__.pop(method, None)
             else:
-                module.__dict__[name] = previous
+                module.__dict__[method] = previous
 
-    def _replace(self, module: torch.nn.Module, name: str, phase: Phase) -> None:
-        forward = getattr(module, name)
+    def _replace(self, module: torch.nn.Module, name: str, method: str, phase: Phase) -> None:
+        forward = getattr(module, method)
+        model = Model(f"{name}.{method}", phase, forward, inspect.signature(forward), override_of(type(module)))
 
         @functools.wraps(forward)
         def switch(*args: Any, **kwargs: Any) -> Any:
             current = getcurrent()
             if isinstance(current, Task):
-                return current.wait_for(_Call(phase, forward, args, kwargs))
+                return current.value_of(Call(model, args, kwargs, current), may_defer=self._merging)
             return forward(*args, **kwargs)
 
         # A hook (offload, cache, context parallelism) may already live in the instance: `detach` restores it.
-        self._replaced.append((module, name, module.__dict__.get(name)))
-        module.__dict__[name] = switch
+        self._replaced.append((module, method, module.__dict__.get(method)))
+        module.__dict__[method] = switch
 
     # Grad mode belongs to the thread, and tasks enter and leave `no_grad` interleaved: all of them run under it.
     @torch.no_grad()
     def start(self, task: Task) -> Task | None:
         """Run a new task up to its first forward; returns it if it ended before."""
         task.parent = getcurrent()
-        return self._settle(task, task.switch())
+        return self._resumed(task, task.switch())
 
     @torch.no_grad()
-    def step(self) -> Task | None:
-        """Run the forward of one waiting task and resume it; returns the task if it ended."""
-        task = self._choose()
-        call, task._pending = task._pending, None
-        assert call is not None
-        if task.abort_requested:
-            return self._settle(task, task.throw(UnitAborted()))
-        self.phase = call.phase
-        try:
-            value = call.forward(*call.args, **call.kwargs)
-        except Exception as error:  # noqa: BLE001 - raised where the pipeline called the model
-            del call
-            return self._settle(task, task.throw(error))
-        finally:
-            self.forwards += 1
-        del call
-        return self._settle(task, task.switch(value))
+    def step(self) -> list[Task]:
+        """Run one forward and resume its tasks, or only throw out aborted ones; returns the tasks that ended."""
+        aborted = [task for task in self._waiting if task.abort_requested]
+        if aborted:
+            return self._ended(aborted, lambda task: task.throw(UnitAborted()))
+        if not self._waiting:
+            return []
+        calls = self._choose()
+        self.phase = calls[0].model.phase
+        tasks = list(dict.fromkeys(call.task for call in calls))
+        merged = self._run(calls, tasks[0].group)
+        if self.phase == "step":
+            for task in tasks:
+                task.count_forward(len(tasks) if merged else 1)
+        ready = [task for task in tasks if all(call.settled for call in self._waiting[task])]
+        return self._ended(ready, lambda task: task.switch())
 
-    def _choose(self) -> Task:
-        """Most urgent task, longest waiting first. Each call runs alone: calls that fit together are grouped here."""
-        task = min(self._waiting, key=lambda waiting: waiting.priority)
-        self._waiting.remove(task)
+    def _choose(self) -> list[Call]:
+        """The most urgent call, longest waiting first, and those of equal urgency that share its forward."""
+        urgent = min(task.priority for task in self._waiting)
+        calls = [
+            call
+            for task, waiting in self._waiting.items()
+            if task.priority == urgent
+            for call in waiting
+            if not call.settled
+        ]
+        return self._merger.companions(calls[0], calls[1:]) if self._merging else calls[:1]
+
+    def _run(self, calls: list[Call], group: Hashable) -> bool:
+        """Settle the calls; returns whether they shared one forward."""
+        if self.before_group is not None and group != self._group:
+            try:
+                self.before_group(group)
+            except Exception as error:  # noqa: BLE001 - raised where the pipelines called the model
+                for call in calls:
+                    call.settle(error=error)
+                return False
+            self._group = group
+        return self._merger.run(calls)
+
+    def _ended(self, tasks: list[Task], resume: Callable[[Task], tuple[Call, ...] | None]) -> list[Task]:
+        for task in tasks:
+            del self._waiting[task]
+        return [ended for task in tasks if (ended := self._resumed(task, resume(task))) is not None]
+
+    def _resumed(self, task: Task, calls: tuple[Call, ...] | None) -> Task | None:
+        if not task.dead:
+            assert calls is not None
+            self._waiting[task] = list(calls)
+            return None
+        if not self._waiting:
+            self.phase = None
         return task
-
-    def _settle(self, task: Task, call: _Call | None) -> Task | None:
-        if task.dead:
-            if not self._waiting:
-                self.phase = None
-            return task
-        task._pending = call
-        self._waiting.append(task)
-        return None

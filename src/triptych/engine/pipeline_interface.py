@@ -106,6 +106,12 @@ class PipelineInterface:
         """Frames a second of the clip."""
         return params.fps or self.info.default_fps
 
+    def pixels(self, params: SamplingParams) -> int:
+        """Pixels of the picture, or of all frames of the clip."""
+        info = self.info
+        area = (params.width or info.default_width) * (params.height or info.default_height)
+        return area * (params.num_frames or info.default_num_frames)
+
     def arguments(self, unit: Generate, frames: Sequence[Frame]) -> dict[str, Any]:
         """Keyword arguments of the pipeline's call for one unit. Raises `TriptychError`."""
         params = unit.params
