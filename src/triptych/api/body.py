@@ -1,4 +1,4 @@
-"""Request bodies in, answers out: bounded JSON objects and JSON answers that are sent as they are.
+"""Request bodies in, answers out: bounded JSON objects and forms, and JSON answers that are sent as they are.
 
 Large answers are lists of byte chunks (see `generation`), so base64 text is never scanned or copied by a JSON encoder.
 """
@@ -13,15 +13,30 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from triptych.api.forms import parse_form
 from triptych.errors import ErrorCode, TriptychError
 
-__all__ = ["ChunkedJson", "json_response", "read_json_object"]
+__all__ = ["ChunkedJson", "json_response", "read_json_object", "read_json_or_form"]
+
+_JSON, _FORM = "application/json", "multipart/form-data"
 
 
 async def read_json_object(request: Request, *, max_bytes: int) -> dict[str, Any]:
     """The body as a JSON object. Raises `TriptychError` for wrong type, size or syntax."""
-    _check_headers(request, max_bytes)
+    _check_headers(request, max_bytes, _JSON)
+    return _json_object(await _read(request.receive, max_bytes))
+
+
+async def read_json_or_form(request: Request, *, max_bytes: int) -> tuple[dict[str, Any], bool]:
+    """The fields of the body, and whether it is a form: then values are text, or bytes of files (see `forms`)."""
+    is_form = _check_headers(request, max_bytes, _JSON, _FORM) == _FORM
     body = await _read(request.receive, max_bytes)
+    if is_form:
+        return parse_form(body, request.headers["content-type"]), True
+    return _json_object(body), False
+
+
+def _json_object(body: bytes | bytearray) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -55,10 +70,12 @@ class ChunkedJson(Response):
             await send({"type": "http.response.body", "body": chunk, "more_body": index < last})
 
 
-def _check_headers(request: Request, max_bytes: int) -> None:
+def _check_headers(request: Request, max_bytes: int, *wanted: str) -> str:
+    """The type of the body, one of those wanted."""
     content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        message = f"content-type must be application/json, got {content_type[:128] or 'none'}"
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in wanted:
+        message = f"content-type must be {' or '.join(wanted)}, got {content_type[:128] or 'none'}"
         raise TriptychError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
     if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         message = f"content-encoding must be identity, got {encoding[:128]}"
@@ -66,6 +83,7 @@ def _check_headers(request: Request, max_bytes: int) -> None:
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
         raise _too_large(f"{length[:32]} bytes", max_bytes)
+    return kind
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes | bytearray:

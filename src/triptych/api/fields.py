@@ -48,11 +48,12 @@ _NESTED = "extra_body"
 
 @dataclass(slots=True)
 class BodyFields:
-    """One body, sorted; nulls are dropped. `ignored` lists names in alphabetical order."""
+    """One body, sorted; nulls are dropped. `ignored` lists names in alphabetical order; values of a form are text."""
 
     common: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    is_form: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class RouteFields:
     own: frozenset[str]
     ignored: frozenset[str]
 
-    def sort(self, body: Mapping[str, Any]) -> BodyFields:
+    def sort(self, body: Mapping[str, Any], *, is_form: bool = False) -> BodyFields:
         """Sort a decoded body. Raises `TriptychError` for an unknown field or one that is given twice."""
-        fields = BodyFields()
+        fields = BodyFields(is_form=is_form)
         for name, value in _flat(body).items():
             if name in self.common:
                 fields.common[name] = value

@@ -122,7 +122,7 @@ async def _close_on_disconnect(receive: Receive, stream: EventStream) -> None:
 def _request(context: ApiContext, http: Request, fields: BodyFields) -> GenerationRequest:
     if "session" not in fields.common and (session := http.headers.get("x-session-id")):
         fields.common["session"] = session
-    parameters = parse_parameters(fields.common)
+    parameters = parse_parameters(fields.common, form=fields.is_form)
     ids = request_ids(http.scope)
     return build_request(
         parameters,

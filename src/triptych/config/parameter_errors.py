@@ -60,6 +60,8 @@ def shown(value: object) -> str:
     """A value as an error message repeats it: short, one line, containers by type only."""
     if isinstance(value, dict | list | tuple):
         return "an object" if isinstance(value, dict) else "an array"
+    if isinstance(value, bytes | bytearray):
+        return "a file"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int) and abs(value) >= 10**40:

@@ -106,7 +106,7 @@ class CommonParameters(SamplingDefaults):
     user: Label | None = None
 
 
-_STRINGS = frozenset({"prompt", "negative_prompt", "size", "output_format", "session", "user"})
+_STRINGS = frozenset({"prompt", "negative_prompt", "size", "output_format", "session", "user", "name"})
 _FREE = frozenset({"prompt", "n", "num_outputs_per_prompt", "seed", "lora", "priority", "timeout", "session", "user"})
 _NEVER_EXTRA = frozenset(
     {"generator", "output_type", "return_dict", "num_images_per_prompt", "timesteps", "sigmas", "latents"}
@@ -225,6 +225,8 @@ def build_request(
 
 
 def _from_form(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _from_form(key, inner) for key, inner in value.items()}
     if name in _STRINGS or not isinstance(value, str):
         return value
     try:
