@@ -254,6 +254,7 @@ class Output(msgspec.Struct, frozen=True, tag="output"):
     peak_memory_mb: float
     num_frames: int = 1
     fps: int = 0
+    encode_s: float = 0.0
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):

@@ -14,6 +14,7 @@ from triptych.api.context import ApiContext
 from triptych.api.fields import IMAGE_FIELDS
 from triptych.api.generation import closing_on_disconnect, submit
 from triptych.api.middleware import give_request_ids
+from triptych.api.results import Results
 from triptych.config.parameters import Limits, SamplingDefaults
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +86,8 @@ async def test_submit_and_the_watch_on_the_connection_work_apart(
         started_at=0,
         keys=ApiKeys((), None),
         log_prompts=False,
+        public_url=None,
+        results=Results(),
     )
     http = Request(dict(SCOPE))
     give_request_ids(http.scope)

@@ -186,7 +186,6 @@ async def test_bad_fields_are_refused_alike_on_both_routes(
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"response_format": "url"}, "not_available", "response_format"),
         ({"response_format": "file"}, "invalid_value", "response_format"),
         ({"response_format": {"type": "text"}}, "invalid_value", "response_format"),
         ({"partial_images": 2}, "not_available", "partial_images"),

@@ -181,7 +181,6 @@ def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
         ({"max_num_seqs": "2"}, "--max-num-seqs"),
         ({"allowed_media_domains": ["d"]}, "--allowed-media-domains"),
         ({"data_dir": "/d"}, "--data-dir"),
-        ({"public_url": "http://x"}, "--public-url"),
     ],
 )
 def test_a_flag_that_is_not_built_is_refused_by_its_name(given: dict[str, object], option: str) -> None:

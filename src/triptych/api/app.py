@@ -14,11 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.api import chat, health, images, index, models, replicas, requests
+from triptych.api import chat, health, images, index, models, replicas, requests, result_links
 from triptych.api.access import ApiKeys, Guard
 from triptych.api.context import ApiContext
 from triptych.api.cors import Cors
 from triptych.api.middleware import Boundary, Envelopes
+from triptych.api.results import Results
 from triptych.config.parameters import validate_defaults
 from triptych.config.settings import ServeSettings
 from triptych.orchestrator.orchestrator import Orchestrator
@@ -33,7 +34,7 @@ _ENDPOINTS = (
     models.routes,
     index.unbuilt_routes,
 )
-_OPEN_ENDPOINTS = (health.routes, index.routes)  # no key is needed for these
+_OPEN_ENDPOINTS = (health.routes, index.routes, result_links.routes)  # no key is needed for these
 
 
 def create_app(
@@ -54,6 +55,8 @@ def create_app(
         started_at=int(time.time()),
         keys=ApiKeys(settings.api_keys, settings.admin_api_key),
         log_prompts=settings.log_prompts,
+        public_url=settings.public_url,
+        results=Results(),
     )
     closed = [route for endpoint in _ENDPOINTS for route in endpoint(context)]
     opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]

@@ -56,12 +56,12 @@ def json_response(value: object, *, status: int = 200) -> Response:
 class ChunkedJson(Response):
     """A 200 JSON answer from ready-made chunks, sent one message each with a content-length."""
 
-    def __init__(self, chunks: Sequence[bytes]) -> None:
+    def __init__(self, chunks: Sequence[bytes], *, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._chunks = chunks
         self.status_code = 200
         self.background = None
         length = sum(map(len, chunks))
-        self.raw_headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
+        self.raw_headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode()), *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

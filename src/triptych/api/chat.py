@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from triptych.api.body import ChunkedJson, read_json_object
 from triptych.api.context import ApiContext
 from triptych.api.fields import CHAT_FIELDS
-from triptych.api.generation import answer_tail, base64_of, generate, refuse_streaming
+from triptych.api.generation import answer_tail, base64_of, generate, refuse_streaming, server_timing
 from triptych.api.middleware import request_ids
 from triptych.config.parameters import shown
 from triptych.errors import ErrorCode, TriptychError
@@ -43,7 +43,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
                 error.param = "messages"
             raise
         head = _head(request_ids(request.scope).internal, context.model_name)
-        return ChunkedJson([head, *_choice(outputs, context.chat_image_format), answer_tail(outputs, fields.ignored)])
+        chunks = [head, *_choice(outputs, context.chat_image_format), answer_tail(outputs, fields.ignored)]
+        return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.api.access import ApiKeys
+from triptych.api.results import Results
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import ModelInfo
@@ -34,6 +35,8 @@ class ApiContext:
     started_at: int
     keys: ApiKeys
     log_prompts: bool
+    public_url: str | None
+    results: Results
     _announced: ModelInfo | None = field(default=None, init=False)
 
     @property

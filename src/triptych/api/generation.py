@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
     "generate",
     "log_failure",
     "refuse_streaming",
+    "server_timing",
     "submit",
 ]
 
@@ -111,6 +112,16 @@ def answer_tail(outputs: Iterable[UnitOutput], ignored: list[str], **extra: Any)
     """The fields after the outputs, closing the answer's object; starts with a comma."""
     tail = {**extra, "metrics": [output.metrics for output in outputs], "ignored_parameters": ignored}
     return b"," + msgspec.json.encode(tail)[1:]
+
+
+def server_timing(outputs: Sequence[UnitOutput]) -> tuple[bytes, bytes]:
+    """The `Server-Timing` header in milliseconds: for each phase its longest among the outputs."""
+    phases = {
+        b"queue": max(output.metrics.queue_s for output in outputs),
+        b"inference": max(output.metrics.inference_s for output in outputs),
+        b"encode": max(output.encode_s for output in outputs),
+    }
+    return b"server-timing", b", ".join(b"%b;dur=%.1f" % (name, 1e3 * seconds) for name, seconds in phases.items())
 
 
 async def _close_on_disconnect(receive: Receive, stream: EventStream) -> None:

@@ -1,6 +1,6 @@
 """`POST /v1/images/generations`: OpenAI's picture route with the common parameters.
 
-The answer has OpenAI's shape, `b64_json` per picture in order of index, each with its seed.
+The answer has OpenAI's shape, `b64_json` or `url` per picture in order of index, each with its seed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -15,7 +16,8 @@ from starlette.routing import BaseRoute, Route
 from triptych.api.body import ChunkedJson, read_json_object
 from triptych.api.context import ApiContext
 from triptych.api.fields import IMAGE_FIELDS
-from triptych.api.generation import answer_tail, base64_of, generate, refuse_streaming
+from triptych.api.generation import answer_tail, base64_of, generate, refuse_streaming, server_timing
+from triptych.api.result_links import link_to
 from triptych.config.parameters import shown
 from triptych.errors import ErrorCode, TriptychError
 from triptych.orchestrator.events import UnitOutput
@@ -38,7 +40,9 @@ def routes(context: ApiContext) -> list[BaseRoute]:
             message = f"{context.model_name!r} makes videos; POST /v1/chat/completions takes the same parameters"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="model")
         outputs = await generate(context, request, fields)
-        return ChunkedJson([*_data(outputs), _tail(outputs, fields.ignored)])
+        links = _links(context, request, outputs) if fields.own.get("response_format") == "url" else None
+        chunks = [*_data(outputs, links), _tail(outputs, fields.ignored)]
+        return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
     return [Route("/v1/images/generations", create, methods=["POST"])]
 
@@ -54,21 +58,24 @@ def _check_partial_images(count: Any) -> None:
 
 
 def _check_response_format(response_format: Any) -> None:
-    if response_format is None or response_format == "b64_json":
+    if response_format in (None, "b64_json", "url"):
         return
-    if response_format == "url":
-        message = "response_format 'url' is not available in this version; 'b64_json' is"
-        raise TriptychError(ErrorCode.NOT_AVAILABLE, message, param="response_format")
     message = f"response_format must be 'b64_json' or 'url', got {shown(response_format)}"
     raise TriptychError(ErrorCode.INVALID_VALUE, message, param="response_format")
 
 
-def _data(outputs: list[UnitOutput]) -> list[bytes]:
-    opening = b'{"created":%d,"data":[{"b64_json":"' % int(time.time())
-    chunks = []
+def _links(context: ApiContext, request: Request, outputs: list[UnitOutput]) -> list[str]:
+    return [link_to(request, context, context.results.keep(output)) for output in outputs]
+
+
+def _data(outputs: list[UnitOutput], links: list[str] | None) -> list[bytes]:
+    chunks = [b'{"created":%d,"data":[' % int(time.time())]
     for index, output in enumerate(outputs):
-        lead = b',{"b64_json":"' if index else opening
-        chunks += [lead, base64_of(output), b'","seed":%d}' % output.seed]
+        comma = b"," if index else b""
+        if links is None:
+            chunks += [comma + b'{"b64_json":"', base64_of(output), b'","seed":%d}' % output.seed]
+        else:
+            chunks.append(comma + msgspec.json.encode({"url": links[index], "seed": output.seed}))
     return [*chunks, b"]"]
 
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.api.access import owner_of
 from triptych.api.errors import error_response, router_error_response
+from triptych.api.results import RESULTS_PATH
 from triptych.errors import CODES, ErrorCode, TriptychError
 
 __all__ = ["Boundary", "Envelopes", "RequestIds", "give_request_ids", "request_ids"]
@@ -131,7 +132,8 @@ class Envelopes:
 
 def _log_access(scope: Scope, ids: RequestIds, status: int, seconds: float) -> None:
     """One line per request; neither key nor body nor query. Probes are for debugging only."""
-    path: str = scope["path"]
+    before, is_secret, _ = scope["path"].partition(RESULTS_PATH)
+    path = f"{before}{RESULTS_PATH}..." if is_secret else before  # the name of a result is all that protects it
     level = logging.DEBUG if path in _PROBES else logging.INFO
     if not _access_log.isEnabledFor(level):
         return

@@ -37,7 +37,6 @@ _SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
     ("ray_address", lambda settings: settings.ray_address),
     ("allowed_media_domains", lambda settings: settings.allowed_media_domains),
     ("data_dir", lambda settings: settings.data_dir),
-    ("public_url", lambda settings: settings.public_url),
 )
 
 

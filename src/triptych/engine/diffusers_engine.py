@@ -279,6 +279,7 @@ class DiffusersEngine:
 
     def _encode(self, output: Output, wanted: OutputSpec, pixels: npt.NDArray[np.uint8]) -> None:
         """Encode and send; runs on an encoder thread."""
+        began_s = time.monotonic()
         try:
             data = CODECS[wanted.format].encode(pixels, output.fps, wanted.compression)
         except Exception as error:  # noqa: BLE001 - a codec's failure is its unit's failure
@@ -286,7 +287,7 @@ class DiffusersEngine:
             message = f"the result cannot be encoded as {wanted.format}: {one_line(error)}"
             self._emit(Failure(output.address, ErrorCode.ENGINE_ERROR, message), ())
         else:
-            self._emit(output, (data,))
+            self._emit(msgspec.structs.replace(output, encode_s=time.monotonic() - began_s), (data,))
         finally:
             self._commands.put(_Wake())
 

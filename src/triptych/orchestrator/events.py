@@ -83,7 +83,7 @@ class UnitPreview(msgspec.Struct, frozen=True):
 
 
 class UnitOutput(msgspec.Struct, frozen=True):
-    """Encoded result of unit `unit`; sizes in pixels."""
+    """Encoded result of unit `unit`; sizes in pixels, `encode_s` seconds of encoding after the inference."""
 
     unit: int
     seed: int
@@ -94,6 +94,7 @@ class UnitOutput(msgspec.Struct, frozen=True):
     num_frames: int
     fps: int
     metrics: UnitMetrics
+    encode_s: float = 0.0
 
 
 Event = UnitProgress | UnitPreview | UnitOutput

@@ -32,4 +32,5 @@ def unit_output(unit: Unit, message: Output, data: Frame) -> UnitOutput:
         num_frames=message.num_frames,
         fps=message.fps,
         metrics=metrics,
+        encode_s=message.encode_s,
     )

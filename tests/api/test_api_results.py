@@ -1,0 +1,115 @@
+"""Answers that link to their pictures, and what the timing header says."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import openai
+import pytest
+from api_fakes import PNG, FakeOrchestrator, client_of, make_app
+
+from triptych.api.results import Results
+from triptych.errors import ErrorCode, TriptychError
+from triptych.orchestrator.events import UnitOutput
+
+pytestmark = pytest.mark.anyio
+
+IMAGES = "/v1/images/generations"
+
+
+async def test_a_url_leads_to_the_picture_without_a_key(orchestrator: FakeOrchestrator) -> None:
+    app = make_app(orchestrator, api_keys=("k",))
+    async with client_of(app, key="k") as client:
+        answer = await client.post(IMAGES, json={"prompt": "x", "n": 2, "seed": 3, "response_format": "url"})
+    first, second = answer.json()["data"]
+    assert (set(first), first["seed"], second["seed"]) == ({"url", "seed"}, 3, 4)
+    assert first["url"].startswith("http://test/results/")
+    assert first["url"] != second["url"]
+    openai.types.ImagesResponse.model_validate(answer.json())
+    async with client_of(app) as client:
+        picture = await client.get(first["url"])
+        assert (picture.status_code, picture.headers["content-type"], picture.content) == (200, "image/png", PNG)
+        assert 0 < int(picture.headers["cache-control"].rpartition("=")[2]) <= 3600
+        assert (await client.head(second["url"])).headers["content-length"] == str(len(PNG))
+        for name in ("", "x", first["url"].rpartition("/")[2][:-1], "../v1/models"):
+            missing = await client.get(f"/results/{name}")
+            assert missing.status_code in (401, 404)
+            assert missing.json()["error"]["code"] in ("not_found", "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("settings", "host", "link"),
+    [
+        ({}, "pictures.lan:8000", "http://pictures.lan:8000/results/"),
+        ({"root_path": "/p"}, "pictures.lan", "http://pictures.lan/p/results/"),
+        ({"public_url": "https://x.example/p", "root_path": "/p"}, "inner", "https://x.example/p/results/"),
+        ({}, "a/b?c#d", "http://test/results/"),
+    ],
+)
+async def test_links_name_the_address_that_clients_see(
+    orchestrator: FakeOrchestrator, settings: dict[str, Any], host: str, link: str
+) -> None:
+    async with client_of(make_app(orchestrator, **settings)) as client:
+        body = {"prompt": "x", "response_format": "url"}
+        answer = await client.post(IMAGES, json=body, headers={"host": host})
+    url = answer.json()["data"][0]["url"]
+    assert url.startswith(link)
+    assert len(url.removeprefix(link).removesuffix(".png")) == 32
+
+
+async def test_the_log_does_not_tell_the_name_of_a_result(
+    orchestrator: FakeOrchestrator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="triptych")
+    async with client_of(make_app(orchestrator, root_path="/p")) as client:
+        answer = await client.post(IMAGES, json={"prompt": "x", "response_format": "url"})
+        url = answer.json()["data"][0]["url"]
+        assert (await client.get(url)).status_code == 200
+    assert [vars(record)["path"] for record in caplog.records] == [IMAGES, "/p/results/..."]
+    assert url.rpartition("/")[2] not in caplog.text
+
+
+def output(size: int) -> UnitOutput:
+    return cast(UnitOutput, SimpleNamespace(mime="image/webp", data=b"x" * size))
+
+
+def test_a_result_ends_with_its_time_and_the_oldest_make_room() -> None:
+    now = [0.0]
+    results = Results(life_s=10, room_bytes=100, clock=lambda: now[0])
+    first = results.keep(output(60))
+    now[0] = 4.0
+    assert results.find(first) == ("image/webp", b"x" * 60, 6.0)
+    second = results.keep(output(40))
+    assert results.find(first)[2] == 6.0
+    third = results.keep(output(1))
+    with pytest.raises(TriptychError) as caught:
+        results.find(first)
+    assert caught.value.code is ErrorCode.NOT_FOUND
+    now[0] = 13.9
+    assert results.find(second)[2] == pytest.approx(0.1)
+    now[0] = 14.0
+    for name in (second, third):
+        with pytest.raises(TriptychError):
+            results.find(name)
+    assert results._held_bytes == 0
+
+
+async def test_server_timing_names_the_longest_phases(orchestrator: FakeOrchestrator) -> None:
+    make = orchestrator.make_outputs
+
+    def slower(request: Any) -> list[UnitOutput]:
+        first, *others = make(request)
+        metrics = type(first.metrics)(0, 2.0, 0.5, 1, 1.0, 1.0, 1)
+        return [msgspec.structs.replace(first, metrics=metrics, encode_s=0.0256), *others]
+
+    orchestrator.make_outputs = slower  # type: ignore[method-assign]
+    async with client_of(make_app(orchestrator)) as client:
+        for path, body in (
+            (IMAGES, {"prompt": "x", "n": 2}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}),
+        ):
+            answer = await client.post(path, json=body)
+            assert answer.headers["server-timing"] == "queue;dur=2000.0, inference;dur=1500.0, encode;dur=25.6"
