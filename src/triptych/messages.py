@@ -233,12 +233,14 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Preview(msgspec.Struct, frozen=True, tag="preview"):
-    """Partial picture number `index` (from 0); its encoded bytes are frame 0."""
+    """Partial picture number `index` (from 0) after step `step`; its encoded bytes are frame 0. Sizes in pixels."""
 
     address: Address
     index: int
     step: int
     mime: str
+    width: int
+    height: int
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):

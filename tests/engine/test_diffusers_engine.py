@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
 from triptych.errors import ErrorCode
 from triptych.media.codecs import CODECS, Codec
-from triptych.messages import Abort, Aborted, Failure, Lora, MediaInput, Output, OutputSpec, Progress, Update
+from triptych.messages import Abort, Aborted, Failure, Lora, MediaInput, Output, OutputSpec, Preview, Progress, Update
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -109,7 +109,6 @@ def test_missing_memory_is_out_of_memory(sd15: EngineRun, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("unit", "code", "param"),
     [
-        ({"previews": 2}, ErrorCode.NOT_AVAILABLE, None),
         ({"lora": Lora("style")}, ErrorCode.NOT_AVAILABLE, "lora"),
         ({"output": OutputSpec("mp4")}, ErrorCode.INVALID_VALUE, "output_format"),
         ({"true_cfg_scale": 4.0}, ErrorCode.UNSUPPORTED_PARAMETER, "true_cfg_scale"),
@@ -252,7 +251,16 @@ def test_seeds_over_the_whole_range_give_different_pictures(sd15: EngineRun) -> 
     assert len(set(made)) == 3
 
 
-@pytest.mark.parametrize("scheduler", ["HeunDiscreteScheduler", "EulerDiscreteScheduler", "LCMScheduler"])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        "HeunDiscreteScheduler",
+        "KDPM2DiscreteScheduler",
+        "DPMSolverSinglestepScheduler",
+        "EulerDiscreteScheduler",
+        "LCMScheduler",
+    ],
+)
 def test_steps_are_those_of_the_request_whatever_the_scheduler(
     scheduler: str, tiny_pipelines: Path, tmp_path: Path
 ) -> None:
@@ -264,8 +272,9 @@ def test_steps_are_those_of_the_request_whatever_the_scheduler(
     index["scheduler"] = ["diffusers", scheduler]
     (folder / "model_index.json").write_text(json.dumps(index))
     run = EngineRun(folder)
-    unit = run.unit(num_inference_steps=5)
+    unit = run.unit(num_inference_steps=5, previews=2)
     run.bytes_of(unit)
+    assert [message.step for message in run.messages if isinstance(message, Preview)] == [2, 3]
     steps = [message.step for message in run.progress(unit.address)]
     assert steps == sorted(steps)
     assert steps[-1] == 5

@@ -67,8 +67,8 @@ def test_progress_and_previews_are_published() -> None:
     driver.submit(previews=2)
     address = driver.address()
     assert events(driver.progress(address, 4)) == [UnitProgress(0, 4, 20)]
-    preview = driver.say(Preview(address, 0, 4, "image/png"), frames=[b"p"])
-    assert events(preview) == [UnitPreview(0, 0, "image/png", b"p")]
+    preview = driver.say(Preview(address, 0, 4, "image/png", 64, 32), frames=[b"p"])
+    assert events(preview) == [UnitPreview(0, 0, "image/png", b"p", 64, 32)]
 
 
 def test_an_ended_request_keeps_neither_prompt_nor_pictures() -> None:

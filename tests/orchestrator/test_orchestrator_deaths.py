@@ -128,11 +128,11 @@ def test_poison_aborts_siblings_on_other_replicas_only() -> None:
 def test_previews_that_were_sent_are_not_sent_again_by_a_replay() -> None:
     driver = CoreDriver(slots=[1, 1])
     driver.submit(previews=2)
-    driver.say(Preview(driver.address(), 0, 4, "image/png"), frames=[b"p"])
+    driver.say(Preview(driver.address(), 0, 4, "image/png", 64, 32), frames=[b"p"])
     driver.lost(0)
-    assert driver.say(Preview(driver.address(), 0, 4, "image/png"), frames=[b"p"]) == [Drop("surplus_preview")]
-    assert len(events(driver.say(Preview(driver.address(), 1, 8, "image/png"), frames=[b"p"]))) == 1
-    assert driver.say(Preview(driver.address(), 2, 9, "image/png"), frames=[b"p"]) == [Drop("surplus_preview")]
+    assert driver.say(Preview(driver.address(), 0, 4, "image/png", 64, 32), frames=[b"p"]) == [Drop("surplus_preview")]
+    assert len(events(driver.say(Preview(driver.address(), 1, 8, "image/png", 64, 32), frames=[b"p"]))) == 1
+    assert driver.say(Preview(driver.address(), 2, 9, "image/png", 64, 32), frames=[b"p"]) == [Drop("surplus_preview")]
 
 
 def test_an_unannounced_new_incarnation_means_the_old_one_is_gone() -> None:

@@ -224,7 +224,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         address = self.some_running(number)
         replica_id = self.running[address][0]
         self.absorb(self.driver.say(Progress(address, step, 20), replica_id=replica_id))
-        preview = Preview(address, step % 3, step, "image/png")
+        preview = Preview(address, step % 3, step, "image/png", 64, 32)
         self.absorb(self.driver.say(preview, frames=[b"p"], replica_id=replica_id))
 
     @precondition(lambda self: self.running)

@@ -45,7 +45,7 @@ async def test_events_come_in_order_and_the_stream_ends() -> None:
     stream = server.submit(n=2, previews=1)
     server.progress(1)
     replica_id, address = server.fake.generate("a")
-    server.orchestrator.replica_message(replica_id, Preview(address, 0, 1, "image/png"), [b"p"])
+    server.orchestrator.replica_message(replica_id, Preview(address, 0, 1, "image/png", 64, 32), [b"p"])
     server.output(unit=0)
     server.progress(3, unit=1)
     server.output(unit=1)

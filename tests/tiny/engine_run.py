@@ -22,6 +22,7 @@ from triptych.messages import (
     ModelInfo,
     Output,
     OutputSpec,
+    Preview,
     Progress,
     ReplicaSpec,
     SamplingParams,
@@ -46,7 +47,7 @@ def spec_of(model: Path | str, *, slots: int = 1, **engine_args: Any) -> Replica
 
 @dataclass
 class EngineRun:
-    """One loaded engine; `on_message` is called on each message as it is sent."""
+    """One loaded engine; `on_message` is called on each message as it is sent, `pictures` holds those of previews."""
 
     model: Path
     slots: int = 1
@@ -54,6 +55,7 @@ class EngineRun:
     on_message: Callable[[FromReplica], None] | None = None
     messages: list[FromReplica] = field(default_factory=list)
     data: dict[Address, bytes] = field(default_factory=dict)
+    pictures: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.engine = DiffusersEngine(spec_of(self.model, slots=self.slots, **self.engine_args), self._emit)
@@ -63,6 +65,8 @@ class EngineRun:
         self.messages.append(message)
         if isinstance(message, Output):
             self.data[message.address] = bytes(frames[0])
+        elif isinstance(message, Preview):
+            self.pictures.append(bytes(frames[0]))
         if self.on_message is not None:
             self.on_message(message)
 
@@ -83,6 +87,7 @@ class EngineRun:
         engine: Engine = self.engine
         self.messages.clear()
         self.data.clear()
+        self.pictures.clear()
         for unit in units:
             engine.submit(unit, ())
         engine.stop()

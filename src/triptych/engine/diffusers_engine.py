@@ -14,8 +14,8 @@ import queue
 import resource
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from triptych.engine.base import Emit, EngineStartError
+from triptych.engine.denoised import SchedulerStep
 from triptych.engine.failures import failure_of, is_out_of_memory
 from triptych.engine.hub import Hub, Task, UnitAborted
 from triptych.engine.loading import load_pipeline, locate_model, one_line
@@ -32,6 +33,7 @@ from triptych.engine.model_settings import read_settings
 from triptych.engine.pipeline_interface import PipelineInterface
 from triptych.engine.pipeline_view import ViewFactory
 from triptych.engine.pixels import to_pixels
+from triptych.engine.previews import PreviewMaker
 from triptych.engine.progress import ProgressReporter
 from triptych.errors import ErrorCode, TriptychError
 from triptych.media.codecs import CODECS
@@ -44,6 +46,7 @@ from triptych.messages import (
     ModelInfo,
     Output,
     OutputSpec,
+    Preview,
     ReplicaSpec,
     SamplingParams,
     Update,
@@ -57,6 +60,7 @@ _log = logging.getLogger(__name__)
 _ENCODERS = 2
 _WARM_UP_SIDE = 128
 _WARM_UP_PROMPTS = ("a", "a longer prompt")
+_CLIP_PREVIEW = OutputSpec("jpeg", 90)  # of its first frame
 _MB = 1024 * 1024
 
 
@@ -74,6 +78,7 @@ class _Running:
     task: Task
     progress: ProgressReporter
     started_s: float
+    preview: Future[None] | None = None  # the newest one, on its way out
 
 
 class _Stop:
@@ -205,8 +210,6 @@ class DiffusersEngine:
                 self._emit(failure_of(error, unit.address, self._pipe), ())
 
     def _start(self, unit: Generate, frames: Sequence[Frame]) -> Task | None:
-        if unit.previews:
-            raise TriptychError(ErrorCode.NOT_AVAILABLE, "previews are not available in this version")
         if CODECS[unit.output.format].kind != self._interface.info.kind:
             kind = self._interface.info.kind
             message = f"output format {unit.output.format} does not fit a model that makes one {kind}"
@@ -214,7 +217,7 @@ class DiffusersEngine:
         arguments = self._interface.arguments(unit, frames)
         steps = arguments.get("num_inference_steps") or self._interface.info.default_num_inference_steps
         progress = ProgressReporter(unit.address, self._emit, steps=steps)
-        view = progress.pipe = self._views.view(progress.on_step)
+        view = progress.pipe = self._views.view(self._step_listener(unit, progress))
         task = Task(
             functools.partial(view, **arguments),
             priority=unit.priority,
@@ -226,6 +229,32 @@ class DiffusersEngine:
             torch.cuda.reset_peak_memory_stats()
         self._running[unit.address] = _Running(unit, task, progress, time.monotonic())
         return self._hub.start(task)
+
+    def _step_listener(self, unit: Generate, progress: ProgressReporter) -> Callable[[SchedulerStep], None]:
+        """What hears of each step of the unit's scheduler."""
+        if not unit.previews:
+            return progress.on_step
+        params, info = unit.params, self._interface.info
+        size = params.width or info.default_width, params.height or info.default_height
+        send = functools.partial(self._send_preview, unit)
+        previews = PreviewMaker(
+            unit.previews, progress, send, size=size, num_frames=params.num_frames or info.default_num_frames
+        )
+
+        def on_step(made: SchedulerStep) -> None:
+            progress.on_step(made)
+            previews.on_step(made)
+
+        return on_step
+
+    def _send_preview(self, unit: Generate, pixels: npt.NDArray[np.uint8], index: int, step: int) -> None:
+        """Partial pictures are encoded like the result, those of a clip as JPEG."""
+        wanted = unit.output if CODECS[unit.output.format].kind == "image" else _CLIP_PREVIEW
+        height, width = pixels.shape[:2]
+        preview = Preview(unit.address, index, step, CODECS[wanted.format].mime, width, height)
+        running = self._running[unit.address]
+        self._encoding += 1
+        running.preview = self._encoders.submit(self._encode_preview, preview, wanted, pixels, running.preview)
 
     def _settle(self, task: Task) -> None:
         """Send the unit of an ended task to the encoders, or tell how it failed."""
@@ -249,7 +278,7 @@ class DiffusersEngine:
             task.result = task.error = running.progress.pipe = None
         output = self._output(running, pixels)
         self._encoding += 1
-        self._encoders.submit(self._encode, output, running.unit.output, pixels)
+        self._encoders.submit(self._encode, output, running.unit.output, pixels, running.preview)
 
     def _check_size(self, asked: SamplingParams, pixels: npt.NDArray[np.uint8]) -> None:
         height, width = pixels.shape[-3:-1]
@@ -277,8 +306,10 @@ class DiffusersEngine:
             return torch.cuda.max_memory_allocated() / _MB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-    def _encode(self, output: Output, wanted: OutputSpec, pixels: npt.NDArray[np.uint8]) -> None:
-        """Encode and send; runs on an encoder thread."""
+    def _encode(
+        self, output: Output, wanted: OutputSpec, pixels: npt.NDArray[np.uint8], after: Future[None] | None
+    ) -> None:
+        """Encode and send, `after` the last preview is out; runs on an encoder thread."""
         began_s = time.monotonic()
         try:
             data = CODECS[wanted.format].encode(pixels, output.fps, wanted.compression)
@@ -287,7 +318,23 @@ class DiffusersEngine:
             message = f"the result cannot be encoded as {wanted.format}: {one_line(error)}"
             self._emit(Failure(output.address, ErrorCode.ENGINE_ERROR, message), ())
         else:
-            self._emit(msgspec.structs.replace(output, encode_s=time.monotonic() - began_s), (data,))
+            output = msgspec.structs.replace(output, encode_s=time.monotonic() - began_s)
+            wait([after] if after else ())
+            self._emit(output, (data,))
+        finally:
+            self._commands.put(_Wake())
+
+    def _encode_preview(
+        self, preview: Preview, wanted: OutputSpec, pixels: npt.NDArray[np.uint8], after: Future[None] | None
+    ) -> None:
+        """Like `_encode`; what fails here will fail with the result, too, and is told then."""
+        try:
+            data = CODECS[wanted.format].encode(pixels, 0, wanted.compression)
+        except Exception as error:  # noqa: BLE001
+            _log.warning("cannot encode a preview as %s", wanted.format, exc_info=error)
+        else:
+            wait([after] if after else ())
+            self._emit(preview, (data,))
         finally:
             self._commands.put(_Wake())
 

@@ -13,14 +13,18 @@ from typing import Any
 
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
+from triptych.engine.denoised import SchedulerStep
+
 __all__ = ["ViewFactory"]
+
+OnStep = Callable[[SchedulerStep], None]
 
 
 class _StepListener:
     """Called after each step of one scheduler; copies that a pipeline makes of it (sound tracks) are silent."""
 
-    def __init__(self, on_step: Callable[[Any], None]) -> None:
-        self.on_step: Callable[[Any], None] | None = on_step
+    def __init__(self, on_step: OnStep) -> None:
+        self.on_step: OnStep | None = on_step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _StepListener:
         silent = _StepListener.__new__(_StepListener)
@@ -40,8 +44,8 @@ class ViewFactory:
         }
         self._reporting = {type(scheduler): _reporting(type(scheduler)) for scheduler in self._schedulers.values()}
 
-    def view(self, on_step: Callable[[Any], None]) -> Any:
-        """A view whose schedulers call `on_step(scheduler)` after each step."""
+    def view(self, on_step: OnStep) -> Any:
+        """A view whose schedulers call `on_step` after each step."""
         view = copy.copy(self._pipe)
         for name, shared in self._schedulers.items():
             scheduler = copy.deepcopy(shared)
@@ -60,7 +64,7 @@ def _reporting(scheduler_class: type[Any]) -> type[Any]:
         result = scheduler_class.step(self, *args, **kwargs)
         on_step = self._triptych_listener.on_step
         if on_step is not None:
-            on_step(self)
+            on_step(SchedulerStep(self, args, kwargs, result))
         return result
 
     return type(scheduler_class.__name__, (scheduler_class,), {"step": step, "__module__": scheduler_class.__module__})

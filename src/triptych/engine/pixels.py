@@ -13,7 +13,7 @@ import torch
 
 from triptych.errors import ErrorCode, TriptychError
 
-__all__ = ["to_pixels"]
+__all__ = ["pixels_of", "to_pixels"]
 
 
 def to_pixels(output: Any) -> npt.NDArray[np.uint8]:
@@ -24,7 +24,7 @@ def to_pixels(output: Any) -> npt.NDArray[np.uint8]:
     batch = output.frames if hasattr(output, "frames") else output.images
     value = batch[0]
     if isinstance(value, torch.Tensor):
-        pixels = _from_tensor(value)
+        pixels = pixels_of(value)
     elif isinstance(value, np.ndarray):
         _require_finite(bool(np.isfinite(value).all()))
         pixels = value if value.dtype == np.uint8 else (value * 255).round().astype(np.uint8)
@@ -37,7 +37,8 @@ def to_pixels(output: Any) -> npt.NDArray[np.uint8]:
     return pixels
 
 
-def _from_tensor(value: torch.Tensor) -> npt.NDArray[np.uint8]:
+def pixels_of(value: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Pixels of a picture (or of frames) in 0..1 with its channels third from last. Raises `TriptychError`."""
     channels_last = value.float().movedim(-3, -1)
     _require_finite(bool(torch.isfinite(channels_last).all()))
     return (channels_last * 255).round_().to(torch.uint8).contiguous().cpu().numpy()

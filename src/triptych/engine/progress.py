@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from triptych.engine.base import Emit
+from triptych.engine.denoised import SchedulerStep
 from triptych.engine.hub import Phase
 from triptych.messages import Address, Progress
 
@@ -41,8 +42,9 @@ class ProgressReporter:
         self._phase = phase
         self._send()
 
-    def on_step(self, scheduler: Any) -> None:
+    def on_step(self, made: SchedulerStep) -> None:
         """The unit's scheduler has made one step."""
+        scheduler = made.scheduler
         self._calls += 1
         total = getattr(self.pipe, "_num_timesteps", None) or len(scheduler.timesteps)
         steps = math.ceil(total / getattr(scheduler, "order", 1))

@@ -36,10 +36,10 @@ from triptych.orchestrator.effects import (
     SendAbort,
     SendUpdate,
 )
-from triptych.orchestrator.events import UnitPreview, UnitProgress, UnitState
+from triptych.orchestrator.events import UnitProgress, UnitState
 from triptych.orchestrator.forecast import Backlog
 from triptych.orchestrator.history import History
-from triptych.orchestrator.outputs import unit_output
+from triptych.orchestrator.outputs import unit_output, unit_preview
 from triptych.orchestrator.replica_state import Phase, Replica
 from triptych.orchestrator.retry import Verdict, after_death
 from triptych.orchestrator.routing import RoutingPolicy
@@ -217,7 +217,7 @@ class Core:
             self._drop("surplus_preview")  # a replay repeats what the client has
             return
         unit.previews_sent = message.index + 1
-        self.effects.append(Publish(unit.request.id, UnitPreview(unit.index, message.index, message.mime, frames[0])))
+        self.effects.append(Publish(unit.request.id, unit_preview(unit, message, frames[0])))
 
     def _output(self, unit: Unit, replica: Replica, message: Output, frames: Sequence[Frame], now: float) -> None:
         if not frames:

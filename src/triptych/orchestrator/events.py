@@ -74,12 +74,14 @@ class UnitProgress(msgspec.Struct, frozen=True):
 
 
 class UnitPreview(msgspec.Struct, frozen=True):
-    """Encoded partial picture `index` of unit `unit`."""
+    """Encoded partial picture `index` of unit `unit`; sizes in pixels."""
 
     unit: int
     index: int
     mime: str
     data: Frame
+    width: int
+    height: int
 
 
 class UnitOutput(msgspec.Struct, frozen=True):

@@ -1,13 +1,13 @@
-"""From a replica's `Output` message to the event that a route reads."""
+"""From a replica's `Output` and `Preview` messages to the events that a route reads."""
 
 from __future__ import annotations
 
-from triptych.messages import Output
-from triptych.orchestrator.events import UnitMetrics, UnitOutput
+from triptych.messages import Output, Preview
+from triptych.orchestrator.events import UnitMetrics, UnitOutput, UnitPreview
 from triptych.orchestrator.units import Unit
 from triptych.wire import Frame
 
-__all__ = ["unit_output"]
+__all__ = ["unit_output", "unit_preview"]
 
 
 def unit_output(unit: Unit, message: Output, data: Frame) -> UnitOutput:
@@ -33,4 +33,16 @@ def unit_output(unit: Unit, message: Output, data: Frame) -> UnitOutput:
         fps=message.fps,
         metrics=metrics,
         encode_s=message.encode_s,
+    )
+
+
+def unit_preview(unit: Unit, message: Preview, data: Frame) -> UnitPreview:
+    """A partial picture of a unit."""
+    return UnitPreview(
+        unit=unit.index,
+        index=message.index,
+        mime=message.mime,
+        data=data,
+        width=message.width,
+        height=message.height,
     )
