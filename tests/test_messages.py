@@ -28,18 +28,21 @@ plain = st.recursive(
 )
 
 
-def build(struct: type[msgspec.Struct]) -> st.SearchStrategy[msgspec.Struct]:
-    """A strategy over all fields, with the open-ended ones narrowed to what msgpack carries."""
+def build(struct: type[msgspec.Struct], *, leaf: bool = False) -> st.SearchStrategy[msgspec.Struct]:
+    """A strategy over all fields, with the open-ended ones narrowed to what msgpack carries.
+
+    A struct that may hold another of its kind holds at most one level of them: a leaf none.
+    """
     open_ended = {"engine_args": plain, "extra_args": scalars}
-    return st.builds(
-        struct,
-        **{
-            field.name: st.dictionaries(names, open_ended[field.name], max_size=3)
-            if field.name in open_ended
-            else values(field.type)
-            for field in msgspec.structs.fields(struct)
-        },
-    )
+    fields: dict[str, st.SearchStrategy[Any]] = {}
+    for field in msgspec.structs.fields(struct):
+        if field.name in open_ended:
+            fields[field.name] = st.dictionaries(names, open_ended[field.name], max_size=3)
+        elif struct in get_args(field.type):
+            fields[field.name] = st.none() if leaf else st.none() | build(struct, leaf=True)
+        else:
+            fields[field.name] = values(field.type)
+    return st.builds(struct, **fields)
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:

@@ -141,6 +141,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     `parameters` are the names of common parameters (and `extra_args` names) that the pipeline's call accepts.
     Sizes must be multiples of `size_multiple` pixels, frame counts `k * frame_multiple + 1`. `sizes`, when given,
     lists the only (width, height) pairs that the model draws well.
+
+    All of that is said of calls with a prompt alone, which the model refuses if `needs_image`. With input pictures it
+    is what `image` says, with a mask beside them what `mask` says; None: it takes none. There `max_images` counts the
+    pictures of one call, and `default_strength` is that of models that begin with the picture instead of noise.
     """
 
     pipeline: str
@@ -155,6 +159,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_num_frames: int = 1
     default_fps: int = 16
     sizes: tuple[tuple[int, int], ...] = ()
+    needs_image: bool = False
+    max_images: int = 1
+    default_strength: float | None = None
+    image: ModelInfo | None = None
+    mask: ModelInfo | None = None
 
 
 # ---- server to replica

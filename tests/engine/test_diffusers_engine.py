@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
 from triptych.errors import ErrorCode
 from triptych.media.codecs import CODECS, Codec
-from triptych.messages import Abort, Aborted, Failure, Lora, MediaInput, Output, OutputSpec, Preview, Progress, Update
+from triptych.messages import Abort, Aborted, Failure, Lora, Output, OutputSpec, Preview, Progress, Update
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -114,7 +114,6 @@ def test_missing_memory_is_out_of_memory(sd15: EngineRun, monkeypatch: pytest.Mo
         ({"true_cfg_scale": 4.0}, ErrorCode.UNSUPPORTED_PARAMETER, "true_cfg_scale"),
         ({"num_frames": 5}, ErrorCode.UNSUPPORTED_PARAMETER, "num_frames"),
         ({"strength": 0.5}, ErrorCode.UNSUPPORTED_PARAMETER, "strength"),
-        ({"inputs": (MediaInput("image", "RGB", 1, 1, 0),)}, ErrorCode.UNSUPPORTED_PARAMETER, "image"),
         ({"extra_args": {"latents": 1}}, ErrorCode.UNSUPPORTED_PARAMETER, "extra_args.latents"),
         (
             {"extra_args": {"num_images_per_prompt": 9}},

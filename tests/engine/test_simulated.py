@@ -169,10 +169,15 @@ def test_at_most_thirty_two_pictures_are_kept(start: Start) -> None:
     assert len(harness.engine._pictures) == 32
 
 
-def test_inputs_have_the_names_of_the_request(start: Start) -> None:
-    parameters = start().engine.load().parameters
-    assert "mask" in parameters
-    assert "mask_image" not in parameters
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_pictures_and_a_mask_are_taken_beside_the_prompt(start: Start, kind: str) -> None:
+    info = start(kind=kind).engine.load()
+    assert not info.needs_image
+    assert "strength" not in info.parameters
+    for call in (info.image, info.mask):
+        assert call is not None
+        assert (call.kind, call.max_images) == (kind, 16)
+        assert "strength" in call.parameters
 
 
 @pytest.mark.parametrize(("kind", "format"), [("image", "mp4"), ("video", "png")])

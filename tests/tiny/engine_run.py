@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,21 +82,21 @@ class EngineRun:
         of_unit.setdefault("output", OutputSpec("mp4" if video else "png"))
         return Generate(Address("request", number, 0, 0), SamplingParams(**(small | params)), **of_unit)
 
-    def run(self, *units: Generate) -> list[FromReplica]:
-        """Run the units to their ends; the last messages of each, in the order of `units`."""
+    def run(self, *units: Generate, frames: Sequence[bytes] = ()) -> list[FromReplica]:
+        """Run the units to their ends, all on the same input frames; the last messages of each, in their order."""
         engine: Engine = self.engine
         self.messages.clear()
         self.data.clear()
         self.pictures.clear()
         for unit in units:
-            engine.submit(unit, ())
+            engine.submit(unit, frames)
         engine.stop()
         engine.run()
         return [self.end_of(unit.address) for unit in units]
 
-    def bytes_of(self, *units: Generate) -> list[bytes]:
+    def bytes_of(self, *units: Generate, frames: Sequence[bytes] = ()) -> list[bytes]:
         """Encoded outputs; fails the test if a unit did not make one."""
-        for end in self.run(*units):
+        for end in self.run(*units, frames=frames):
             assert isinstance(end, Output), end
         return [self.data[unit.address] for unit in units]
 

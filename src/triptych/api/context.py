@@ -60,7 +60,9 @@ class ApiContext:
             raise self.unready()
         if info is not self._announced:
             self._announced = info
-            if names := unsupported_parameters(self.defaults, info):
+            calls = [call for call in (info, info.image, info.mask) if call is not None]
+            unused = [set(unsupported_parameters(self.defaults, call)) for call in calls]
+            if names := sorted(set.intersection(*unused)):
                 _log.warning("default_sampling_params that %s does not take are not used: %s", info.pipeline, names)
         return info
 

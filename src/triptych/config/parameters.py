@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from triptych.config.input_media import call_with, check_strength
 from triptych.config.limits import (
     MAX_SEED,
     Limits,
@@ -34,7 +35,7 @@ from triptych.config.parameter_errors import (
     shown,
 )
 from triptych.errors import ConfigError, ErrorCode, TriptychError
-from triptych.messages import GenerationRequest, ModelInfo, OutputSpec, SamplingParams
+from triptych.messages import GenerationRequest, MediaInput, ModelInfo, OutputSpec, SamplingParams
 
 __all__ = [
     "CommonParameters",
@@ -179,11 +180,17 @@ def build_request(
     info: ModelInfo,
     defaults: SamplingDefaults,
     limits: Limits,
+    inputs: tuple[MediaInput, ...] = (),
+    frames: tuple[bytes, ...] = (),
     request_id: str | None = None,
     client_request_id: str | None = None,
     owner: str | None = None,
 ) -> GenerationRequest:
-    """Check against model and limits, resolve every default once, draw the seed. Raises `TriptychError`."""
+    """Check against model and limits, resolve every default once, draw the seed. Raises `TriptychError`.
+
+    `inputs` are the pictures and the mask, their pixels in `frames`; without a size the output is as large as they.
+    """
+    info = call_with(inputs, info, limits)
     _check_supported(parameters, info)
     n, video = _count(parameters) or _count(defaults) or 1, info.kind == "video"
 
@@ -193,18 +200,21 @@ def build_request(
         return getattr(defaults, name) if _is_supported(name, defaults, info) else None
 
     output = OutputSpec("mp4") if video else OutputSpec(pick("output_format") or "png", pick("output_compression"))
-    width, height = _resolve_size(parameters, defaults, info, limits, output_format=output.format)
+    preset = SamplingDefaults() if inputs else defaults  # the size of the picture goes before that of the stage file
+    width, height = _resolve_size(parameters, preset, info, limits, output_format=output.format)
     num_frames, fps = _resolve_frames(parameters, defaults, info, limits) if video else (None, None)
+    steps, strength = _resolve_steps(pick("num_inference_steps"), info, limits), pick("strength")
+    check_strength(strength, steps, info)
     params = SamplingParams(
         prompt=parameters.prompt,
         seed=_resolve_seed(pick("seed"), n),
         negative_prompt=pick("negative_prompt"),
         width=width,
         height=height,
-        num_inference_steps=_resolve_steps(pick("num_inference_steps"), info, limits),
+        num_inference_steps=steps,
         guidance_scale=pick("guidance_scale"),
         true_cfg_scale=pick("true_cfg_scale"),
-        strength=pick("strength"),
+        strength=strength,
         num_frames=num_frames,
         fps=fps,
         extra_args=_resolve_extra_args(parameters, defaults, info),
@@ -216,6 +226,8 @@ def build_request(
         timeout_s=_resolve_timeout(parameters.timeout, limits),
         n=n,
         output=output,
+        inputs=inputs,
+        frames=frames,
         priority=parameters.priority or 0,
         client_request_id=client_request_id,
         session=parameters.session,
@@ -264,6 +276,8 @@ def _check_supported(parameters: CommonParameters, info: ModelInfo) -> None:
     _check_names(parameters)
     for name in unsupported_parameters(parameters, info):
         takes = f"; extra_args it takes: {', '.join(info.extra_parameters) or 'none'}" if "." in name else ""
+        if name == "strength" and info.image is not None and name in info.image.parameters:
+            takes = " without an input picture"
         message = f"{name} is not supported by this model ({info.pipeline}){takes}"
         raise TriptychError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=name)
 

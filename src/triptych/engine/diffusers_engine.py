@@ -30,8 +30,7 @@ from triptych.engine.failures import failure_of, is_out_of_memory
 from triptych.engine.hub import Hub, Task, UnitAborted
 from triptych.engine.loading import load_pipeline, locate_model, one_line
 from triptych.engine.model_settings import read_settings
-from triptych.engine.pipeline_interface import PipelineInterface
-from triptych.engine.pipeline_view import ViewFactory
+from triptych.engine.pipeline_modes import PipelineModes
 from triptych.engine.pixels import to_pixels
 from triptych.engine.previews import PreviewMaker
 from triptych.engine.progress import ProgressReporter
@@ -107,8 +106,7 @@ class DiffusersEngine:
         )
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._pipe: Any = None
-        self._views: ViewFactory
-        self._interface: PipelineInterface
+        self._modes: PipelineModes
 
     # ---- called from any thread
 
@@ -141,16 +139,15 @@ class DiffusersEngine:
         settings = read_settings(folder)
         self._pipe = load_pipeline(self._spec, folder)
         try:
-            self._interface = PipelineInterface(self._pipe, settings)
+            self._modes = PipelineModes(self._pipe, settings)
         except (TypeError, NameError, AttributeError, KeyError) as error:
             name = type(self._pipe).__name__
             raise EngineStartError(f"model {self._spec.model!r}: {name} cannot be served: {one_line(error)}") from error
-        self._views = ViewFactory(self._pipe)
         self._hub.attach(self._pipe)
         if self._spec.engine_args.get("warmup") is not False:
             self._warm_up()
         self._loading = False
-        return self._interface.info
+        return self._modes.info
 
     def close(self) -> None:
         """Detach the hub from the models, which live on (for tests and embedding)."""
@@ -210,19 +207,20 @@ class DiffusersEngine:
                 self._emit(failure_of(error, unit.address, self._pipe), ())
 
     def _start(self, unit: Generate, frames: Sequence[Frame]) -> Task | None:
-        if CODECS[unit.output.format].kind != self._interface.info.kind:
-            kind = self._interface.info.kind
+        mode = self._modes.of(unit.inputs)
+        if CODECS[unit.output.format].kind != mode.interface.info.kind:
+            kind = mode.interface.info.kind
             message = f"output format {unit.output.format} does not fit a model that makes one {kind}"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="output_format")
-        arguments = self._interface.arguments(unit, frames)
-        steps = arguments.get("num_inference_steps") or self._interface.info.default_num_inference_steps
+        arguments = mode.interface.arguments(unit, frames)
+        steps = arguments.get("num_inference_steps") or mode.interface.info.default_num_inference_steps
         progress = ProgressReporter(unit.address, self._emit, steps=steps)
-        view = progress.pipe = self._views.view(self._step_listener(unit, progress))
+        view = progress.pipe = mode.views.view(self._step_listener(unit, progress))
         task = Task(
             functools.partial(view, **arguments),
             priority=unit.priority,
             alone=unit.alone,
-            pixels=self._interface.pixels(unit.params),
+            pixels=mode.interface.pixels(unit.params),
             on_phase=progress.on_phase,
         )
         if self._spec.device_kind == "cuda" and not self._running:
@@ -234,7 +232,7 @@ class DiffusersEngine:
         """What hears of each step of the unit's scheduler."""
         if not unit.previews:
             return progress.on_step
-        params, info = unit.params, self._interface.info
+        params, info = unit.params, self._modes.info
         size = params.width or info.default_width, params.height or info.default_height
         send = functools.partial(self._send_preview, unit)
         previews = PreviewMaker(
@@ -270,7 +268,7 @@ class DiffusersEngine:
             pixels = to_pixels(task.result)
             self._check_size(running.unit.params, pixels)
         except Exception as error:  # noqa: BLE001 - whatever a pipeline raises ends its own unit only
-            self._emit(failure_of(error, address, self._pipe), ())
+            self._emit(failure_of(error, address, running.progress.pipe), ())
             if is_out_of_memory(error) and self._spec.device_kind == "cuda":
                 torch.cuda.empty_cache()
             return
@@ -298,7 +296,7 @@ class DiffusersEngine:
             batch_size_mean=running.task.batch_size_mean,
             peak_memory_mb=self._peak_memory_mb(),
             num_frames=len(pixels) if video else 1,
-            fps=self._interface.fps(running.unit.params) if video else 0,
+            fps=self._modes.loaded.interface.fps(running.unit.params) if video else 0,
         )
 
     def _peak_memory_mb(self) -> float:
@@ -340,8 +338,8 @@ class DiffusersEngine:
 
     def _warm_up(self) -> None:
         """Small pictures of two steps: weights are read, kernels chosen, faults found, merged forwards checked."""
-        info = self._interface.info
-        if "image" in info.parameters:
+        mode, info = self._modes.loaded, self._modes.info
+        if self._modes.takes_pictures_itself:
             return  # it would take a picture, and every such pipeline wants another kind
         side = min(_WARM_UP_SIDE, info.default_width, info.default_height)
         side = math.ceil(side / info.size_multiple) * info.size_multiple
@@ -358,8 +356,8 @@ class DiffusersEngine:
         tasks = []
         for prompt in _WARM_UP_PROMPTS[: self._spec.max_num_seqs]:
             unit = Generate(Address("warm-up", 0, 0, 0), msgspec.structs.replace(params, prompt=prompt))
-            view = self._views.view(lambda scheduler: None)
-            tasks.append(Task(functools.partial(view, **self._interface.arguments(unit, ()))))
+            view = mode.views.view(lambda scheduler: None)
+            tasks.append(Task(functools.partial(view, **mode.interface.arguments(unit, ()))))
         for task in tasks:
             self._hub.start(task)
         while len(self._hub):

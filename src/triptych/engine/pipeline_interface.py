@@ -36,6 +36,11 @@ _OPTIONAL = (
 _FRAME_RATES = ("frame_rate", "fps")
 _DEFAULT_FPS = 16
 _MAX_SEQUENCE_LENGTH = 1024
+_MAX_PICTURES = 16
+# For these a list of pictures is one request; everywhere else in diffusers it is a batch of requests.
+_TAKES_SEVERAL = frozenset(
+    {"Flux2KleinKVPipeline", "Flux2KleinPipeline", "Flux2Pipeline", "QwenImageEditPlusPipeline", "ZImageOmniPipeline"}
+)
 # No published table of resolution bins starts below this many pixels; smaller models refuse to be binned.
 _SMALLEST_BINNED_SIDE = 256
 
@@ -49,7 +54,8 @@ class PipelineInterface:
         self._signature = dict(inspect.signature(type(pipe).__call__).parameters)
         self._types = _scalar_types(type(pipe).__call__, self._signature)
         self._call_args = self._fixed_arguments(settings)
-        self._takes_image = "image" in self._signature
+        # Pipelines that begin with the picture instead of noise make their output as large as it.
+        self._redraws = {"image", "strength"}.issubset(self._signature)
         self._frame_rate = next((name for name in _FRAME_RATES if name in self._signature), None)
         self.info = self._describe(settings)
 
@@ -77,7 +83,7 @@ class PipelineInterface:
             self._call_args.setdefault("use_resolution_binning", False)
         video = "num_frames" in signature
         parameters = ["prompt", "seed", *(name for name in _OPTIONAL if name in signature)]
-        parameters += ["image"] * self._takes_image + ["mask"] * ("mask_image" in signature)
+        parameters += [name for name in ("width", "height") if self._redraws and name not in signature]
         return ModelInfo(
             pipeline=type(self._pipe).__name__,
             kind="video" if video else "image",
@@ -91,7 +97,15 @@ class PipelineInterface:
             default_num_frames=(defaults.num_frames or self._default("num_frames", 1)) if video else 1,
             default_fps=defaults.fps or self._default(self._frame_rate or "", _DEFAULT_FPS),
             sizes=settings.sizes,
+            max_images=_MAX_PICTURES if type(self._pipe).__name__ in _TAKES_SEVERAL else 1,
+            default_strength=self._default_strength(),
         )
+
+    def _default_strength(self) -> float | None:
+        if not self._redraws:
+            return None
+        said, own = self._defaults.strength, self._signature["strength"].default
+        return said if said is not None else own if isinstance(own, float) else None
 
     def _default(self, name: str, otherwise: int) -> int:
         value = self._signature[name].default if name in self._signature else None
@@ -125,12 +139,12 @@ class PipelineInterface:
                 continue
             if name in self._signature:
                 arguments[name] = value
-            elif said is not None:
+            elif said is not None and name not in self.info.parameters:
                 raise self._unsupported(name)
         if self._frame_rate is not None:
             arguments[self._frame_rate] = self.fps(params)
         arguments |= self._checked_extra_args(params)
-        arguments |= self._inputs(unit.inputs, frames)
+        arguments |= self._inputs(unit, frames)
         if "generator" in self._signature:
             arguments["generator"] = torch.Generator("cpu").manual_seed(params.seed)
         return arguments
@@ -156,16 +170,18 @@ class PipelineInterface:
                 raise TriptychError(ErrorCode.INVALID_VALUE, message, param=param)
         return params.extra_args
 
-    def _inputs(self, inputs: Sequence[MediaInput], frames: Sequence[Frame]) -> dict[str, Any]:
-        pictures = [_picture(media, frames) for media in inputs if media.kind == "image"]
-        masks = [_picture(media, frames) for media in inputs if media.kind == "mask"]
-        if pictures and not self._takes_image:
-            raise self._unsupported("image")
-        if masks and "mask_image" not in self._signature:
-            raise self._unsupported("mask")
+    def _inputs(self, unit: Generate, frames: Sequence[Frame]) -> dict[str, Any]:
+        pictures = [_picture(media, frames) for media in unit.inputs if media.kind == "image"]
+        masks = [_picture(media, frames) for media in unit.inputs if media.kind == "mask"]
+        width, height = unit.params.width, unit.params.height
         arguments: dict[str, Any] = {}
+        if width and height and self._redraws:
+            pictures = [picture.resize((width, height), Image.Resampling.LANCZOS) for picture in pictures]
+            masks = [mask.resize((width, height), Image.Resampling.LANCZOS) for mask in masks]
+        elif width and height and "max_area" in self._signature:
+            arguments["max_area"] = width * height  # else the size that was asked for would only be a shape
         if pictures:
-            arguments["image"] = pictures[0] if len(pictures) == 1 else pictures
+            arguments["image"] = pictures if self.info.max_images > 1 else pictures[0]
         if masks:
             arguments["mask_image"] = masks[0]
         return arguments

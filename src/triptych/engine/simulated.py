@@ -65,17 +65,21 @@ _MODEL = ModelInfo(
         "num_inference_steps",
         "guidance_scale",
         "true_cfg_scale",
-        "strength",
         "num_frames",
         "fps",
-        "image",
-        "mask",
     ),
     size_multiple=1,
 )
 _VIDEO_MODEL = msgspec.structs.replace(
     _MODEL, kind="video", default_width=128, default_height=128, default_num_frames=16, default_fps=16
 )
+
+
+def _taking_pictures(model: ModelInfo) -> ModelInfo:
+    """It accepts pictures and a mask beside the prompt."""
+    parameters = (*model.parameters, "strength")
+    call = msgspec.structs.replace(model, parameters=parameters, max_images=16, default_strength=0.8)
+    return msgspec.structs.replace(model, image=call, mask=call)
 
 
 _Look = tuple[str, int, int, int | None, int, int]  # format, width, height, compression, frames, frames per second
@@ -141,7 +145,7 @@ class _Unit:
 
 
 class SimulatedEngine:
-    """Satisfies `engine.base.Engine`; image inputs are ignored."""
+    """Satisfies `engine.base.Engine`; what input pictures show is ignored."""
 
     def __init__(self, spec: ReplicaSpec, emit: Emit) -> None:
         section = spec.engine_args.get("simulated") or {}
@@ -149,7 +153,7 @@ class SimulatedEngine:
         self._slots = spec.max_num_seqs
         self._cost = CostModel.from_engine_args(section)
         self._flat = section.get("image") == "flat"
-        self._model = _VIDEO_MODEL if section.get("kind") == "video" else _MODEL
+        self._model = _taking_pictures(_VIDEO_MODEL if section.get("kind") == "video" else _MODEL)
         self._pictures: dict[_Look, bytes] = {}
         self._changed = threading.Condition()
         self._waiting: deque[_Unit] = deque()
