@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,24 @@ class FakeStream:
         self._request = request
         self.request_id = request.id
         self._aborted = asyncio.Event()
+        self._script: Iterator[Any] | None = None
         self.closed = False
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._script is None:
+            outputs = self._orchestrator.make_outputs(self._request)
+            self._script = iter([*self._orchestrator.happens, *outputs])
+        if self._orchestrator.hold is not None and not self._orchestrator.hold.is_set():
+            await self._orchestrator.hold.wait()
+        happened = next(self._script, None)
+        if happened is None:
+            raise StopAsyncIteration
+        if isinstance(happened, Exception):
+            raise happened
+        return happened
 
     async def outputs(self) -> list[UnitOutput]:
         if self._orchestrator.hold is not None:
@@ -85,6 +103,7 @@ class FakeOrchestrator:
         self.arrived = asyncio.Event()
         self.submit_error: Exception | None = None
         self.end_error: Exception | None = None
+        self.happens: list[Any] = []  # events of a stream before its outputs, or the error that ends it
         self.ready = Readiness(ready=True)
         self.views: dict[str, RequestView] = {}
         self.payload = PNG

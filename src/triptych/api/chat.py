@@ -1,13 +1,13 @@
 """`POST /v1/chat/completions`: the last user message is the prompt, the answer's content parts are the outputs.
 
 One choice, one part per output, each a data URL with its seed; with `--chat-image-format images` pictures stand in
-`message.images` beside an empty content, where LiteLLM looks for them.
+`message.images` beside an empty content, where LiteLLM looks for them. With `stream: true` see `chat_chunks`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -15,10 +15,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from triptych.api.body import ChunkedJson, read_json_object
+from triptych.api.chat_chunks import ChatChunks, include_usage
+from triptych.api.chat_content import content_members
 from triptych.api.context import ApiContext
 from triptych.api.fields import CHAT_FIELDS
-from triptych.api.generation import answer_tail, base64_of, generate, refuse_streaming, server_timing
+from triptych.api.generation import answer_tail, generate, server_timing, submit, wants_stream
 from triptych.api.middleware import request_ids
+from triptych.api.sse import EventAnswer
 from triptych.config.parameters import shown
 from triptych.errors import ErrorCode, TriptychError
 from triptych.orchestrator.events import UnitOutput
@@ -34,16 +37,21 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     async def create(request: Request) -> Response:
         fields = CHAT_FIELDS.sort(await read_json_object(request, max_bytes=context.max_body_size))
         context.check_model(fields.own.get("model"))
-        refuse_streaming(fields.own.get("stream"))
+        stream = wants_stream(fields)
+        usage = include_usage(fields, stream=stream)
         fields.common["prompt"] = _prompt(fields.own.get("messages"))
+        head = _head(request_ids(request.scope).internal, context.model_name)
         try:
+            if stream:
+                accepted = submit(context, request, fields)
+                encoder = ChatChunks(head, image_format=context.chat_image_format, usage=usage, ignored=fields.ignored)
+                return EventAnswer(context, accepted, encoder, prompt_field="messages")
             outputs = await generate(context, request, fields)
         except TriptychError as error:
             if error.param == "prompt":
                 error.param = "messages"
             raise
-        head = _head(request_ids(request.scope).internal, context.model_name)
-        chunks = [head, *_choice(outputs, context.chat_image_format), answer_tail(outputs, fields.ignored)]
+        chunks = [*_choice(head, outputs, context.chat_image_format), answer_tail(outputs, fields.ignored)]
         return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
@@ -89,23 +97,12 @@ def _invalid(message: str) -> TriptychError:
     return TriptychError(ErrorCode.INVALID_VALUE, message, param="messages")
 
 
-def _head(request_id: str, model: str) -> bytes:
-    head = {
-        "id": f"chatcmpl-{request_id.removeprefix('req_')}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-    }
-    return msgspec.json.encode(head)[:-1] + b',"choices":[{"index":0,"message":{"role":"assistant","refusal":null,'
+def _head(request_id: str, model: str) -> dict[str, Any]:
+    name = f"chatcmpl-{request_id.removeprefix('req_')}"
+    return {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
 
 
-def _choice(outputs: list[UnitOutput], image_format: str) -> list[bytes]:
-    as_images = image_format == "images" and all(output.mime.startswith("image/") for output in outputs)
-    opening = b'"content":"","images":[' if as_images else b'"content":['
-    chunks = []
-    for index, output in enumerate(outputs):
-        part = b"video_url" if output.mime.startswith("video/") else b"image_url"
-        position = b'"index":%d,' % index if as_images else b""
-        lead = b'{"type":"%b",%b"%b":{"url":"data:%b;base64,' % (part, position, part, output.mime.encode())
-        chunks += [(b"," if index else opening) + lead, base64_of(output), b'"},"seed":%d}' % output.seed]
-    return [*chunks, b']},"logprobs":null,"finish_reason":"stop"}]']
+def _choice(head: dict[str, Any], outputs: list[UnitOutput], image_format: Literal["parts", "images"]) -> list[bytes]:
+    message = b',"choices":[{"index":0,"message":{"role":"assistant","refusal":null,'
+    opening = msgspec.json.encode(head)[:-1] + message
+    return [opening, *content_members(outputs, image_format), b'},"logprobs":null,"finish_reason":"stop"}]']

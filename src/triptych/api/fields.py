@@ -28,7 +28,7 @@ _OPENAI_CHAT_IGNORED = frozenset(
     {"audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs", "max_completion_tokens"}
     | {"max_tokens", "metadata", "modalities", "moderation", "parallel_tool_calls", "prediction", "presence_penalty"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format"}
-    | {"service_tier", "stop", "store", "stream_options", "temperature", "tool_choice", "tools", "top_logprobs"}
+    | {"service_tier", "stop", "store", "temperature", "tool_choice", "tools", "top_logprobs"}
     | {"top_p", "verbosity", "web_search_options"}
 )
 _VLLM_CHAT_IGNORED = frozenset(
@@ -107,7 +107,7 @@ _COMMON = frozenset(CommonParameters.model_fields)
 
 CHAT_FIELDS = RouteFields(
     common=_COMMON - {"prompt"},
-    own=frozenset({"model", "messages", "stream"}),
+    own=frozenset({"model", "messages", "stream", "stream_options"}),
     ignored=_OMNI_IGNORED | _OPENAI_IMAGE_IGNORED | _OPENAI_CHAT_IGNORED | _VLLM_CHAT_IGNORED,
 )
 IMAGE_FIELDS = RouteFields(

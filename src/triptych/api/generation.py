@@ -1,7 +1,8 @@
 """From sorted body fields to finished outputs, the same for every generation route.
 
 `submit` validates and resolves the parameters once and hands the request over; within `closing_on_disconnect` the
-connection is watched, so that a client that goes away aborts its request at once; `generate` is both, for one answer.
+connection is watched, so that a client that goes away aborts its request at once; `generate` is both, for one answer,
+and `sse.EventAnswer` for a stream.
 Outputs become JSON chunks around their base64 text.
 """
 
@@ -11,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from triptych.api.middleware import request_ids
 from triptych.config.parameters import build_request, parse_parameters, shown
 from triptych.errors import CODES, ErrorCode, TriptychError
 from triptych.messages import GenerationRequest
-from triptych.orchestrator.events import UnitOutput
+from triptych.orchestrator.events import UnitOutput, UnitPreview
 from triptych.orchestrator.orchestrator import EventStream
 
 __all__ = [
@@ -35,18 +36,24 @@ __all__ = [
     "closing_on_disconnect",
     "generate",
     "log_failure",
-    "refuse_streaming",
+    "option",
     "server_timing",
     "submit",
+    "wants_stream",
 ]
 
 _log = logging.getLogger(__name__)
 
 
-def submit(context: ApiContext, http: Request, fields: BodyFields) -> EventStream:
-    """Validate and hand over; the request belongs to the caller. Raises `TriptychError`."""
+def submit(context: ApiContext, http: Request, fields: BodyFields, *, previews: int = 0) -> EventStream:
+    """Validate and hand over; the request belongs to the caller. Raises `TriptychError`.
+
+    `previews` is how many partial pictures of each output shall come before it.
+    """
     try:
         request = _request(context, http, fields)
+        if previews:
+            request = msgspec.structs.replace(request, previews=previews)
         if context.log_prompts:
             _log.info("request received", extra={"request": request.id, "prompt": shown(request.params.prompt)})
         return context.orchestrator.submit(request)
@@ -94,18 +101,26 @@ def log_failure(context: ApiContext, request_id: str, error: TriptychError) -> N
     _log.log(logging.INFO if aborted else logging.WARNING, "request failed: %s", error.message, extra=extra)
 
 
-def refuse_streaming(stream: object) -> None:
-    """Check the `stream` field: only false works so far. Raises `TriptychError`."""
-    if stream is None or stream is False:
-        return
-    if stream is True:
-        raise TriptychError(ErrorCode.NOT_AVAILABLE, "stream: true is not available in this version", param="stream")
+def option(fields: BodyFields, name: str) -> Any:
+    """A field of the route's own that is a number or a boolean, in a form as text."""
+    value = fields.own.get(name)
+    if fields.is_form and isinstance(value, str):
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(value)
+    return value
+
+
+def wants_stream(fields: BodyFields) -> bool:
+    """The field `stream`. Raises `TriptychError`."""
+    stream = option(fields, "stream")
+    if stream is None or isinstance(stream, bool):
+        return bool(stream)
     raise TriptychError(ErrorCode.INVALID_VALUE, f"stream must be a boolean, got {shown(stream)}", param="stream")
 
 
-def base64_of(output: UnitOutput) -> bytes:
-    """Base64 text of the encoded output, safe inside a JSON string."""
-    return pybase64.b64encode(output.data)
+def base64_of(picture: UnitOutput | UnitPreview) -> bytes:
+    """Base64 text of an encoded result or partial picture, safe inside a JSON string."""
+    return pybase64.b64encode(picture.data)
 
 
 def answer_tail(outputs: Iterable[UnitOutput], ignored: list[str], **extra: Any) -> bytes:

@@ -1,6 +1,7 @@
 """`POST /v1/images/generations`: OpenAI's picture route with the common parameters.
 
-The answer has OpenAI's shape, `b64_json` or `url` per picture in order of index, each with its seed.
+The answer has OpenAI's shape, `b64_json` or `url` per picture in order of index, each with its seed; with
+`stream: true` see `image_events`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from starlette.routing import BaseRoute, Route
 from triptych.api.body import ChunkedJson, read_json_object
 from triptych.api.context import ApiContext
 from triptych.api.fields import IMAGE_FIELDS
-from triptych.api.generation import answer_tail, base64_of, generate, refuse_streaming, server_timing
+from triptych.api.generation import answer_tail, base64_of, generate, server_timing, submit, wants_stream
+from triptych.api.image_events import ImageEvents, partial_images
 from triptych.api.result_links import link_to
+from triptych.api.sse import EventAnswer
 from triptych.config.parameters import shown
 from triptych.errors import ErrorCode, TriptychError
 from triptych.orchestrator.events import UnitOutput
 
 __all__ = ["routes"]
-
-_MAX_PARTIAL_IMAGES = 3
 
 
 def routes(context: ApiContext) -> list[BaseRoute]:
@@ -33,12 +34,15 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     async def create(request: Request) -> Response:
         fields = IMAGE_FIELDS.sort(await read_json_object(request, max_bytes=context.max_body_size))
         context.check_model(fields.own.get("model"))
-        refuse_streaming(fields.own.get("stream"))
-        _check_partial_images(fields.own.get("partial_images"))
-        _check_response_format(fields.own.get("response_format"))
+        stream = wants_stream(fields)
+        previews = partial_images(fields, stream=stream)
+        _check_response_format(fields.own.get("response_format"), stream=stream)
         if (info := context.orchestrator.model) is not None and info.kind != "image":
             message = f"{context.model_name!r} makes videos; POST /v1/chat/completions takes the same parameters"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="model")
+        if stream:
+            accepted = submit(context, request, fields, previews=previews)
+            return EventAnswer(context, accepted, ImageEvents("image_generation", ignored=fields.ignored))
         outputs = await generate(context, request, fields)
         links = _links(context, request, outputs) if fields.own.get("response_format") == "url" else None
         chunks = [*_data(outputs, links), _tail(outputs, fields.ignored)]
@@ -47,17 +51,10 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     return [Route("/v1/images/generations", create, methods=["POST"])]
 
 
-def _check_partial_images(count: Any) -> None:
-    if count is None or (count == 0 and type(count) is int):
-        return
-    if type(count) is not int or not 0 < count <= _MAX_PARTIAL_IMAGES:
-        message = f"partial_images must be an integer from 0 to {_MAX_PARTIAL_IMAGES}, got {shown(count)}"
-        raise TriptychError(ErrorCode.INVALID_VALUE, message, param="partial_images")
-    message = f"partial_images is not available in this version, got {count}"
-    raise TriptychError(ErrorCode.NOT_AVAILABLE, message, param="partial_images")
-
-
-def _check_response_format(response_format: Any) -> None:
+def _check_response_format(response_format: Any, *, stream: bool) -> None:
+    if stream and response_format == "url":
+        message = "response_format 'url' does not go with stream: true, whose events hold the pictures themselves"
+        raise TriptychError(ErrorCode.INVALID_VALUE, message, param="response_format")
     if response_format in (None, "b64_json", "url"):
         return
     message = f"response_format must be 'b64_json' or 'url', got {shown(response_format)}"

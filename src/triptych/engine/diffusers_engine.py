@@ -233,7 +233,10 @@ class DiffusersEngine:
         if not unit.previews:
             return progress.on_step
         params, info = unit.params, self._modes.info
-        size = params.width or info.default_width, params.height or info.default_height
+        size = info.default_width, info.default_height
+        if unit.inputs:
+            size = unit.inputs[0].width, unit.inputs[0].height  # what is drawn from a picture has its size
+        size = params.width or size[0], params.height or size[1]
         send = functools.partial(self._send_preview, unit)
         previews = PreviewMaker(
             unit.previews, progress, send, size=size, num_frames=params.num_frames or info.default_num_frames

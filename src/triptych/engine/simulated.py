@@ -27,6 +27,7 @@ import msgspec
 from PIL import Image
 
 from triptych.engine.base import Emit, EngineStartError
+from triptych.engine.preview_plan import preview_steps
 from triptych.errors import ErrorCode
 from triptych.media.mp4_text import append_text
 from triptych.media.png_text import splice_text
@@ -38,6 +39,8 @@ from triptych.messages import (
     Generate,
     ModelInfo,
     Output,
+    OutputSpec,
+    Preview,
     Progress,
     ReplicaSpec,
     Update,
@@ -120,6 +123,7 @@ class _Unit:
     started_at: float = 0.0
     step: int = 0
     progress_at: float = math.inf
+    previews: int = 0  # partial pictures sent
 
     @property
     def due_at(self) -> float:
@@ -128,6 +132,13 @@ class _Unit:
     def start(self, now: float) -> None:
         self.started_at = now
         self._plan_progress(now)
+
+    def previews_due(self, step: int) -> list[tuple[int, int]]:
+        """Index and step of the partial pictures to be sent by now."""
+        planned = list(enumerate(preview_steps(self.steps, self.message.previews)))[self.previews :]
+        due = [(index, at) for index, at in planned if at <= step]
+        self.previews += len(due)
+        return due
 
     def advance(self, now: float) -> Progress:
         self.step = max(self.step, min(int((now - self.started_at) / self.service_s * self.steps), self.steps - 1))
@@ -235,6 +246,8 @@ class SimulatedEngine:
                     self._steps += work.step - before
             for message in progress:
                 self._emit(message, ())
+            for work in moving:
+                self._show(work, work.step)
             for work in finished:
                 self._end(work)
 
@@ -286,6 +299,7 @@ class SimulatedEngine:
         self._drawing = True
         try:
             data = self._picture(work, (unit.output.format, width, height, unit.output.compression, num_frames, fps))
+            self._show(work, work.steps)
         except (OSError, ValueError) as error:  # Pillow's word for a side that the format cannot hold
             message = f"{width}x{height} cannot be encoded as {unit.output.format}: {error}"
             self._emit(Failure(unit.address, ErrorCode.INVALID_VALUE.value, message, "output_format"), ())
@@ -313,6 +327,19 @@ class SimulatedEngine:
             ),
             (data,),
         )
+
+    def _show(self, work: _Unit, step: int) -> None:
+        """Send the partial pictures due after so many steps: the final one, of a clip a frame as JPEG."""
+        unit, info = work.message, self._model
+        for index, at in work.previews_due(step):
+            wanted = unit.output if info.kind == "image" else OutputSpec("jpeg")
+            width, height = unit.params.width or info.default_width, unit.params.height or info.default_height
+            try:
+                data = self._picture(work, (wanted.format, width, height, wanted.compression, 1, 0))
+            except (OSError, ValueError, MemoryError, OverflowError):
+                return  # the result fails in the same way, and says so
+            preview = Preview(unit.address, index, at, f"image/{wanted.format}", width, height)
+            self._emit(preview, (data,))
 
     def _picture(self, work: _Unit, look: _Look) -> bytes:
         if (data := self._pictures.get(look)) is None:
