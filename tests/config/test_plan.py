@@ -148,7 +148,6 @@ UNAVAILABLE_IN_FILE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"num_replicas": 1, "executor": "ray"}, {}, "runtime.executor"),
     ({}, {"parallel_config": {"world_size": 2}}, "engine_args.parallel_config"),
     ({}, {"parallel_config": {"tensor_parallel_size": 2}}, "engine_args.parallel_config"),
-    ({}, {"max_num_seqs": 2}, "engine_args.max_num_seqs"),
     ({}, {"lora_modules": {"a": "/a"}}, "engine_args.lora_modules"),
     ({}, {"compile": True}, "engine_args.compile"),
     ({}, {"attention_backend": "flash"}, "engine_args.attention_backend"),
@@ -178,7 +177,6 @@ def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
         ({"executor": "ray"}, "--executor"),
         ({"ray_address": "auto"}, "--ray-address"),
         ({"lora_modules": ["a=b"]}, "--lora-modules"),
-        ({"max_num_seqs": "2"}, "--max-num-seqs"),
         ({"allowed_media_domains": ["d"]}, "--allowed-media-domains"),
         ({"data_dir": "/d"}, "--data-dir"),
     ],
@@ -210,8 +208,9 @@ def test_trivial_values_of_what_is_not_built_are_accepted(tmp_path: Path, pipeli
     assert plan(settings).stage.engine_args.dtype == "bfloat16"
 
 
-def test_the_simulated_engine_takes_any_number_of_slots(tmp_path: Path) -> None:
-    path = write(tmp_path, engine="simulated", max_num_seqs=8)
+@pytest.mark.parametrize("engine", ["simulated", "diffusers"])
+def test_a_replica_takes_any_number_of_slots(tmp_path: Path, engine: str) -> None:
+    path = write(tmp_path, engine=engine, max_num_seqs=8, model="a/b")
     assert plan(ServeSettings(stage_configs_path=path)).replicas[0].max_num_seqs == 8
 
 

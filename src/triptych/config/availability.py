@@ -21,7 +21,6 @@ _OFF: tuple[Any, ...] = (None, False, (), {}, [], "", "none", "off")
 _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("runtime.executor", lambda stage: stage.runtime.executor if stage.runtime.executor != "process" else None),
     ("engine_args.parallel_config", lambda stage: _several_devices(stage)),
-    ("engine_args.max_num_seqs", lambda stage: _several_slots(stage)),
     ("engine_args.lora_modules", lambda stage: stage.engine_args.lora_modules),
     ("engine_args.compile", lambda stage: stage.engine_args.compile),
     ("engine_args.attention_backend", lambda stage: stage.engine_args.attention_backend),
@@ -43,11 +42,6 @@ _SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
 def _several_devices(stage: StageConfig) -> dict[str, int] | None:
     parallel = stage.engine_args.parallel_config
     return parallel.model_dump(exclude_unset=True) if parallel.devices_per_replica > 1 else None
-
-
-def _several_slots(stage: StageConfig) -> int | None:
-    slots = stage.engine_args.max_num_seqs
-    return slots if slots > 1 and stage.engine_args.engine == "diffusers" else None
 
 
 def unavailable(settings: ServeSettings, stage: StageConfig, *, origin: Origin) -> tuple[ConfigError, ...]:

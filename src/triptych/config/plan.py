@@ -44,6 +44,7 @@ _DIFFUSERS_KEYS = (
     ("engine_args", "dtype"),
     ("engine_args", "deterministic"),
     ("engine_args", "warmup"),
+    ("engine_args", "max_num_batched_pixels"),
     ("engine_args", "revision"),
 )
 

@@ -82,6 +82,7 @@ class EngineArgs(_Section):
     engine: str = Field(default="diffusers", min_length=1)
     parallel_config: ParallelConfig = ParallelConfig()
     max_num_seqs: _Count = 1
+    max_num_batched_pixels: _Count | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     deterministic: bool = False
     warmup: bool = True

@@ -169,8 +169,7 @@ def merge(batch: Sequence[Samples]) -> dict[str, Any]:
     for name in first.arguments:
         values = [samples.arguments[name] for samples in batch]
         if name in first.lengths:
-            longest = max(samples.lengths[name] for samples in batch)
-            joined[name] = torch.cat([_pad(value, longest) for value in values])
+            joined[name] = _joined_text(name, values)
         elif name in masks:
             joined[name] = _joined_mask(values, [(samples.size, samples.lengths[masks[name]]) for samples in batch])
         else:
@@ -180,6 +179,11 @@ def merge(batch: Sequence[Samples]) -> dict[str, Any]:
         if joined[name] is not None:
             joined[name] = joined[name].to(device)
     return joined
+
+
+def _joined_text(name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    longest = max(value.shape[1] for value in values)
+    return torch.cat([_pad(value, longest) for value in values])
 
 
 def _pad(value: torch.Tensor, length: int) -> torch.Tensor:
