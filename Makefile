@@ -7,8 +7,9 @@ INSTALLED := $(VENV)/.installed
 SERVE_ARGS ?=
 TEST_ARGS ?=
 TRAIN_ARGS ?=
+CLIENTS := $(patsubst %,build/clients/%/.installed,$(shell cat tests/contract/client_versions.txt))
 
-.PHONY: help setup serve test front lint format train clean
+.PHONY: help setup serve test clients fuzz front lint format train clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,8 +25,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 serve: setup  ## Serve the embedded model on two replicas at port 8000
 	$(BIN)/triptych serve $(SERVE_ARGS)
 
-test: setup  ## Run the test suite
+test: setup clients  ## Run the test suite
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+clients: $(CLIENTS)  ## Install the older openai clients that the tests use, each in an environment of its own
+
+build/clients/%/.installed: constraints.txt
+	$(PYTHON) -m venv build/clients/$*
+	grep -v '^openai==' constraints.txt > build/clients/$*/constraints.txt
+	build/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/clients/$*/constraints.txt openai==$* pytest
+	@touch $@
+
+fuzz: setup  ## Send 10,000 requests that schemathesis makes of the OpenAPI document; takes minutes
+	TRIPTYCH_FUZZ_EXAMPLES=400 $(BIN)/python -m pytest -s tests/contract/test_openapi_document.py
 
 front: setup  ## Measure what the front costs and how close to ideal many replicas come; takes minutes
 	$(BIN)/python benchmarks/front/front_cost.py --at-most 256x256=1.0 --at-most 1024x1024=0.5

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.api import chat, health, images, index, models, replicas, requests, result_links
+from triptych.api import chat, health, images, index, models, openapi, replicas, requests, result_links
 from triptych.api.access import ApiKeys, Guard
 from triptych.api.context import ApiContext
 from triptych.api.cors import Cors
@@ -60,6 +60,7 @@ def create_app(
     )
     closed = [route for endpoint in _ENDPOINTS for route in endpoint(context)]
     opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]
+    closed += openapi.routes(context, closed=closed, opened=opened)
     app: ASGIApp = Router([*closed, *opened], redirect_slashes=False, default=_not_found)
     app = Envelopes(Guard(app, context.keys, opened))
     if settings.allowed_origins:

@@ -1,0 +1,38 @@
+"""The server that the contract is tested against: any, by its address, else one with the simulated engine.
+
+`TRIPTYCH_CONTRACT_URL=http://host:8000` and, where it has keys, `TRIPTYCH_CONTRACT_KEY` name another one. Nothing but
+pytest and the client is imported here unless a server has to be started: these tests also run in the environments of
+other client versions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from contract_target import Target
+
+_SIDE = 256
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    if url := os.environ.get("TRIPTYCH_CONTRACT_URL"):
+        yield Target(url.rstrip("/"), os.environ.get("TRIPTYCH_CONTRACT_KEY", "none"))
+        return
+    from support.server_process import end, launch, wait_until, write_stage_file
+
+    folder = tmp_path_factory.mktemp("contract")
+    stages = write_stage_file(folder / "stages.yaml", replicas=2, seconds=0.0)
+    with stages.open("a") as file:
+        file.write(f"    default_sampling_params: {{width: {_SIDE}, height: {_SIDE}}}\n")
+    keys = ["--api-key", "sk-contract", "--admin-api-key", "sk-contract-admin"]
+    limits = ["--max-pixels", str(_SIDE * _SIDE), "--max-num-inference-steps", "50"]
+    server = launch(folder / "server.log", "--stage-configs-path", str(stages), *keys, *limits)
+    server.client.headers["authorization"] = "Bearer sk-contract"
+    try:
+        wait_until(lambda: server.ready_replicas() == 2, 90, "two ready replicas")
+        yield Target(f"http://127.0.0.1:{server.port}", "sk-contract")
+    finally:
+        end(server)
