@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SERVE_ARGS ?=
 TEST_ARGS ?=
+CHAOS_SEED ?= $(shell date +%s)
+CHAOS_SECONDS ?= 120
 TRAIN_ARGS ?=
 CLIENTS := $(patsubst %,build/clients/%/.installed,$(shell cat tests/contract/client_versions.txt))
 
-.PHONY: help setup serve test clients fuzz front lint format train clean
+.PHONY: help setup serve test chaos clients fuzz front lint format train clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +40,9 @@ build/clients/%/.installed: constraints.txt
 
 fuzz: setup  ## Send 10,000 requests that schemathesis makes of the OpenAPI document; takes minutes
 	TRIPTYCH_FUZZ_EXAMPLES=400 $(BIN)/python -m pytest -s tests/contract/test_openapi_document.py
+
+chaos: setup  ## Run the chaos suite in its long form, some minutes; CHAOS_SEED=... CHAOS_SECONDS=... repeat a storm
+	CHAOS_SEED=$(CHAOS_SEED) CHAOS_SECONDS=$(CHAOS_SECONDS) MEMORY_REQUESTS=10000 $(BIN)/python -m pytest tests/chaos -v
 
 front: setup  ## Measure what the front costs and how close to ideal many replicas come; takes minutes
 	$(BIN)/python benchmarks/front/front_cost.py --at-most 256x256=1.0 --at-most 1024x1024=0.5
