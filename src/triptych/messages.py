@@ -36,6 +36,7 @@ __all__ = [
     "Stop",
     "ToReplica",
     "Update",
+    "WarmUp",
 ]
 
 Scalar = int | float | str | bool
@@ -135,12 +136,25 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
 
 
+class WarmUp(msgspec.Struct, frozen=True):
+    """What the small picture took that a replica made before it was ready. Times in seconds.
+
+    `work` is its pixels times frames, `seconds` all of it with what only happens once, `step_s` its last denoising
+    step, `decode_s` what came after that.
+    """
+
+    work: float
+    seconds: float
+    step_s: float
+    decode_s: float
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the loaded pipeline is and takes; request validation reads it.
 
     `parameters` are the names of common parameters (and `extra_args` names) that the pipeline's call accepts.
     Sizes must be multiples of `size_multiple` pixels, frame counts `k * frame_multiple + 1`. `sizes`, when given,
-    lists the only (width, height) pairs that the model draws well.
+    lists the only (width, height) pairs that the model draws well. `warm_up` is None where none was measured.
 
     All of that is said of calls with a prompt alone, which the model refuses if `needs_image`. With input pictures it
     is what `image` says, with a mask beside them what `mask` says; None: it takes none. There `max_images` counts the
@@ -159,6 +173,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_num_frames: int = 1
     default_fps: int = 16
     sizes: tuple[tuple[int, int], ...] = ()
+    warm_up: WarmUp | None = None
     needs_image: bool = False
     max_images: int = 1
     default_strength: float | None = None

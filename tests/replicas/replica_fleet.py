@@ -89,6 +89,9 @@ class Fleet:
         self.heard.append((replica_id, message, [bytes(frame) for frame in frames]))
         self._changed.set()
 
+    def expected_step_s(self, replica_id: int) -> float | None:
+        return None
+
     def supervision_failed(self, reason: str) -> None:
         self.failure = reason
         self._changed.set()

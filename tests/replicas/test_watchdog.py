@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from triptych.messages import Address
-from triptych.replicas.watchdog import PhaseLimit, PhaseTimes, ServedTime, Watch, WatchdogLimits
+from triptych.messages import Address, WarmUp
+from triptych.replicas.watchdog import PACED_LIMITS, PhaseLimit, PhaseTimes, ServedTime, Watch, WatchdogLimits
 
 LIMITS = WatchdogLimits(
     load=PhaseLimit(50, 500), step=PhaseLimit(20, 200), decode=PhaseLimit(30, 300), idle=PhaseLimit(60, 600), factor=10
@@ -40,9 +40,66 @@ def test_larger_work_than_ever_seen_may_take_longer_with_its_square() -> None:
     times = PhaseTimes(LIMITS)
     times.learn("step", 4.0, 100.0)
     assert times.bound_s("step", 50.0) == 40
-    assert times.bound_s("step", 300.0) == 40 * 9
+    assert times.bound_s("step", 300.0) == (40 + 10) * 9  # heartbeats tell it to a second
     times.learn("step", 5.0, 300.0)
     assert times.bound_s("step", 300.0) == 50
+
+
+def test_steps_too_short_for_heartbeats_do_not_make_a_large_picture_a_hang() -> None:
+    times = PhaseTimes(LIMITS)
+    times.learn("step", 0.0, 64.0 * 64)
+    assert times.bound_s("step", 64.0 * 64) == 20
+    assert times.bound_s("step", 1024.0 * 1024) == 10 * 256**2
+
+
+def test_what_the_cost_model_expects_is_sharper_than_heartbeats_for_a_larger_picture_and_allowed_for_everywhere() -> (
+    None
+):
+    times = PhaseTimes(LIMITS)
+    times.learn("step", 0.0, 100.0)
+    assert times.bound_s("step", 400.0, expected_step_s=2.0) == 10 * 2 * 4
+    assert times.bound_s("step", 100.0, expected_step_s=9.0) == 90
+    times.learn("step", 30.0, 100.0)
+    assert times.bound_s("step", 100.0, expected_step_s=0.1) == 300
+    times.learn("decode", 1.0, 100.0)
+    assert times.bound_s("decode", 100.0, expected_step_s=9.0) == 30
+
+
+def test_before_anything_is_measured_the_warm_up_tells_what_a_hang_is() -> None:
+    times = PhaseTimes(LIMITS)
+    times.warmed_up(WarmUp(work=100.0, seconds=4.0, step_s=0.5, decode_s=1.0))
+    assert times.bound_s("step", 100.0) == 10 * (4 + 0.5 * 1.125)
+    assert times.bound_s("step", 1600.0) == 200  # no more than without: 10 * (4 + 0.5 * 16 * 3) = 280
+    assert times.bound_s("step", 800.0) == 10 * (4 + 0.5 * 8 * 2)
+    assert times.bound_s("decode", 800.0) == 10 * (4 + 1.0 * 8 * 2)
+    assert times.bound_s("encode", 800.0) == 10 * (4 + 1.0 * 8 * 2)
+    assert times.bound_s("idle", 100.0) == 600
+    assert times.bound_s("load", 0.0) == 500
+    times.warmed_up(WarmUp(work=100.0, seconds=0.1, step_s=0.01, decode_s=0.01))  # a quicker replica teaches nothing
+    assert times.bound_s("step", 100.0) > 20
+
+
+def test_a_size_that_never_ran_may_choose_its_kernels_as_the_warm_up_did() -> None:
+    times = PhaseTimes(LIMITS)
+    times.warmed_up(WarmUp(work=100.0, seconds=7.0, step_s=0.1, decode_s=0.1))
+    times.learn("step", 0.0, 100.0)
+    assert times.bound_s("step", 100.0) == 20
+    assert times.bound_s("step", 200.0, expected_step_s=0.2) == 10 * (7 + 0.4)
+
+
+def test_where_progress_does_not_depend_on_size_nothing_grows_with_it() -> None:
+    times = PhaseTimes(PACED_LIMITS)
+    times.learn("step", 0.5, 100.0)
+    assert times.bound_s("step", 1e9, expected_step_s=1000.0) == 5
+
+
+def test_the_warm_up_of_a_replica_bounds_its_first_unit() -> None:
+    watch = Watch(PhaseTimes(LIMITS), 0.0)
+    watch.ready(5.0, WarmUp(work=1.0, seconds=0.5, step_s=0.1, decode_s=0.1))
+    watch.sent(UNIT, 1.0, 5.0)
+    beat(watch, 6, 30, steps=0)
+    assert verdict(watch, 25) is None
+    assert verdict(watch, 26) == "hung: no progress in phase step for 20 s (limit 20 s)"
 
 
 def test_a_step_that_does_not_end_is_a_hang_although_heartbeats_go_on() -> None:
@@ -122,7 +179,7 @@ def test_of_several_units_the_smallest_is_what_the_time_was_measured_for() -> No
     beat(watch, 1, 1, steps=0)
     beat(watch, 7, 7, steps=1)
     assert times.bound_s("step", 1.0) == 50
-    assert times.bound_s("step", 10.0) == 5000
+    assert times.bound_s("step", 10.0) == 6000
 
 
 def test_time_in_which_the_loop_stood_still_does_not_count() -> None:

@@ -34,6 +34,7 @@ from triptych.engine.pipeline_modes import PipelineModes
 from triptych.engine.pixels import to_pixels
 from triptych.engine.previews import PreviewMaker
 from triptych.engine.progress import ProgressReporter
+from triptych.engine.warm_up_clock import WarmUpClock
 from triptych.errors import ErrorCode, TriptychError
 from triptych.media.codecs import CODECS
 from triptych.messages import (
@@ -49,6 +50,7 @@ from triptych.messages import (
     ReplicaSpec,
     SamplingParams,
     Update,
+    WarmUp,
 )
 from triptych.wire import Frame
 
@@ -144,10 +146,9 @@ class DiffusersEngine:
             name = type(self._pipe).__name__
             raise EngineStartError(f"model {self._spec.model!r}: {name} cannot be served: {one_line(error)}") from error
         self._hub.attach(self._pipe)
-        if self._spec.engine_args.get("warmup") is not False:
-            self._warm_up()
+        warm_up = None if self._spec.engine_args.get("warmup") is False else self._warm_up()
         self._loading = False
-        return self._modes.info
+        return msgspec.structs.replace(self._modes.info, warm_up=warm_up)
 
     def close(self) -> None:
         """Detach the hub from the models, which live on (for tests and embedding)."""
@@ -339,11 +340,11 @@ class DiffusersEngine:
         finally:
             self._commands.put(_Wake())
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> WarmUp | None:
         """Small pictures of two steps: weights are read, kernels chosen, faults found, merged forwards checked."""
         mode, info = self._modes.loaded, self._modes.info
         if self._modes.takes_pictures_itself:
-            return  # it would take a picture, and every such pipeline wants another kind
+            return None  # it would take a picture, and every such pipeline wants another kind
         side = min(_WARM_UP_SIDE, info.default_width, info.default_height)
         side = math.ceil(side / info.size_multiple) * info.size_multiple
         width, height = info.sizes[0] if info.sizes else (side, side)
@@ -356,10 +357,11 @@ class DiffusersEngine:
             num_inference_steps=2 if "num_inference_steps" in info.parameters else None,
             num_frames=info.frame_multiple + 1 if info.kind == "video" else None,
         )
-        tasks = []
+        clock = WarmUpClock(device_kind=self._spec.device_kind)
+        tasks: list[Task] = []
         for prompt in _WARM_UP_PROMPTS[: self._spec.max_num_seqs]:
             unit = Generate(Address("warm-up", 0, 0, 0), msgspec.structs.replace(params, prompt=prompt))
-            view = mode.views.view(lambda scheduler: None)
+            view = mode.views.view((lambda scheduler: None) if tasks else clock.on_step)
             tasks.append(Task(functools.partial(view, **mode.interface.arguments(unit, ()))))
         for task in tasks:
             self._hub.start(task)
@@ -370,3 +372,5 @@ class DiffusersEngine:
                 f"model {self._spec.model!r}: the warm-up at {width}x{height} failed: {one_line(error)}; "
                 "`warmup: false` starts without"
             ) from error
+        pixels = width * height if sized else info.default_width * info.default_height
+        return clock.measured(pixels * (params.num_frames or 1))

@@ -192,17 +192,6 @@ class Orchestrator(SupervisorListener):
         degraded = tuple(s.id for s in self._statuses() if s.wanted and s.state is not ReplicaState.READY)
         return Readiness(True, degraded=degraded)
 
-    def expected_step_s(self, replica_id: int) -> float | None:
-        """Expected seconds of the longest denoising step that runs on a replica now: what a watchdog may build on.
-
-        None when nothing runs there or nothing is known yet.
-        """
-        core = self._core
-        expected = [
-            core.estimator.step_s(unit.request.work) for unit in core.dispatcher.pool.get(replica_id).units.values()
-        ]
-        return max((step_s for step_s in expected if step_s is not None), default=None)
-
     @property
     def model(self) -> ModelInfo | None:
         """What the first ready replica said of its model; None before."""
@@ -271,6 +260,14 @@ class Orchestrator(SupervisorListener):
         """One message about a unit."""
         self._core.message(replica_id, message, frames, self._clock())
         self._apply()
+
+    def expected_step_s(self, replica_id: int) -> float | None:
+        """What the watchdog allows for; None when nothing runs there or nothing is known yet."""
+        core = self._core
+        expected = [
+            core.estimator.step_s(unit.request.work) for unit in core.dispatcher.pool.get(replica_id).units.values()
+        ]
+        return max((step_s for step_s in expected if step_s is not None), default=None)
 
     def supervision_failed(self, reason: str) -> None:
         """The replicas cannot be kept any more; the first reason counts."""

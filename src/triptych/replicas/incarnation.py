@@ -124,7 +124,7 @@ class Incarnation:
             case Heartbeat():
                 self.watch.heard(message.steps, message.phase, self._clock())
             case Ready():
-                self.watch.ready(self._clock())
+                self.watch.ready(self._clock(), message.model.warm_up)
                 self.model = message.model
                 self.pids = message.pids
                 self._owner.became_ready(self, message)

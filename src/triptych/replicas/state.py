@@ -58,5 +58,8 @@ class SupervisorListener(Protocol):
     def replica_message(self, replica_id: int, message: FromReplica, frames: Sequence[Frame]) -> None:
         """Progress, Preview, Output, Failure or Aborted of a unit."""
 
+    def expected_step_s(self, replica_id: int) -> float | None:
+        """Expected seconds of the longest denoising step that runs on a replica; None when nothing is known."""
+
     def supervision_failed(self, reason: str) -> None:
         """Every replica failed its first start, or supervision has a bug: the server must end. May be called again."""

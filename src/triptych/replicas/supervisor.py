@@ -292,7 +292,9 @@ class Supervisor:
             for current in list(self._live()):
                 assert current.process is not None
                 if not current.condemned:
-                    reason = current.watch.verdict(now, is_stopped=current.process.is_stopped)
+                    step_s = self._listener.expected_step_s(current.replica.spec.replica_id)
+                    stopped = current.process.is_stopped
+                    reason = current.watch.verdict(now, is_stopped=stopped, expected_step_s=step_s)
                     if reason is not None:
                         self._replace_hung(current, reason)
 

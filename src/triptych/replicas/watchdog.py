@@ -2,7 +2,8 @@
 
 A replica is busy with a phase (load, encode, step, decode) until its heartbeat shows another phase or a higher count
 of forwards. How long such stretches last is learned per phase, over all replicas of a stage; a stretch of many times
-the longest ever seen is a hang. Larger pictures than any seen before may take longer, with the square of their size.
+the longest ever seen is a hang. Larger pictures than any seen before may take longer, with the square of their size;
+what the cost model expects of a step is allowed for, and before anything was measured the warm-up is what is known.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triptych.messages import HEARTBEAT_INTERVAL_S, Address
+from triptych.messages import HEARTBEAT_INTERVAL_S, Address, WarmUp
 
 __all__ = ["PACED_LIMITS", "PhaseLimit", "PhaseTimes", "ServedTime", "Watch", "WatchdogLimits"]
 
 _IDLE = "idle"
+_SMALL_ATTENTION = 1 / 8  # most that attention, which grows with the square, takes of a step of the warm-up picture
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseLimit:
-    """No stretch shorter than `floor_s` is a hang; nor than `first_s` while none has been measured. Seconds."""
+    """No stretch shorter than `floor_s` is a hang; nor than `first_s` while nothing is known. Seconds.
+
+    `grows` says whether a larger picture takes longer.
+    """
 
     floor_s: float
     first_s: float
+    grows: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +36,7 @@ class WatchdogLimits:
     """When a replica counts as hung; all times in seconds.
 
     A phase may last `factor` times the longest stretch seen. The defaults suit large models on CPUs, where the first
-    step can take many minutes; they cost time only when a replica hangs before anything was measured. `idle` holds
+    step can take many minutes; they cost time only when a replica hangs before anything is known. `idle` holds
     while units are in the replica and no model runs: their outputs are being encoded.
     """
 
@@ -50,7 +56,7 @@ class WatchdogLimits:
         return known.get(phase, self.decode)
 
 
-PACED_LIMITS = WatchdogLimits(step=PhaseLimit(3.0, 3.0))
+PACED_LIMITS = WatchdogLimits(step=PhaseLimit(3.0, 3.0, grows=False))
 """For engines that show progress at least every half second, however long a step is."""
 
 
@@ -82,20 +88,50 @@ class PhaseTimes:
     def __init__(self, limits: WatchdogLimits) -> None:
         self.limits = limits
         self._seen: dict[str, tuple[float, float]] = {}  # phase -> slowest stretch in seconds, largest work
+        self._warm_up: WarmUp | None = None
+
+    def warmed_up(self, warm_up: WarmUp) -> None:
+        """A replica has made its first picture; of several the slowest counts."""
+        if self._warm_up is None or warm_up.seconds > self._warm_up.seconds:
+            self._warm_up = warm_up
 
     def learn(self, phase: str, seconds: float, work: float) -> None:
         """A stretch of this phase has ended."""
         slowest_s, largest = self._seen.get(phase, (0.0, 0.0))
         self._seen[phase] = max(slowest_s, seconds), max(largest, work)
 
-    def bound_s(self, phase: str, work: float) -> float:
-        """How long a stretch may last."""
-        limit = self.limits.of(phase)
-        if phase not in self._seen:
+    def bound_s(self, phase: str, work: float, *, expected_step_s: float | None = None) -> float:
+        """How long a stretch may last; `expected_step_s` is what the cost model expects of a step of this work."""
+        limit, factor = self.limits.of(phase), self.limits.factor
+        if phase != "step" or not limit.grows:
+            expected_step_s = None
+        if phase in self._seen:
+            longest_s = self._longest_s(phase, work if limit.grows else 0.0, expected_step_s)
+            return max(limit.floor_s, factor * longest_s)
+        first_s = self._first_s(phase, work)
+        if first_s is None:
             return limit.first_s
+        return min(limit.first_s, max(limit.floor_s, factor * max(first_s, expected_step_s or 0.0)))
+
+    def _longest_s(self, phase: str, work: float, expected_step_s: float | None) -> float:
+        """The longest stretch to be expected after some were seen."""
         slowest_s, largest = self._seen[phase]
-        growth = work / largest if work > largest > 0 else 1.0
-        return max(limit.floor_s, self.limits.factor * slowest_s * growth**2)
+        if not work > largest > 0:
+            return max(slowest_s, expected_step_s or 0.0)
+        growth = work / largest
+        once_s = 0.0 if self._warm_up is None else self._warm_up.seconds  # kernels are chosen anew for a new size
+        if expected_step_s is not None:  # exact where heartbeats are not, but grown only with the work
+            return once_s + max(slowest_s, expected_step_s * growth)
+        return once_s + (slowest_s + HEARTBEAT_INTERVAL_S) * growth**2
+
+    def _first_s(self, phase: str, work: float) -> float | None:
+        """The longest stretch to be expected by the warm-up alone; None if it says nothing."""
+        warm_up = self._warm_up
+        if warm_up is None or phase in ("load", _IDLE):
+            return None
+        growth = max(1.0, work / warm_up.work)
+        part_s = warm_up.step_s if phase == "step" else warm_up.decode_s  # pictures are encoded as they are decoded
+        return warm_up.seconds + part_s * growth * (1 + growth * _SMALL_ATTENTION)
 
 
 class Watch:
@@ -119,9 +155,11 @@ class Watch:
             self._changed(now)
             self._steps, self._phase = steps, phase
 
-    def ready(self, now: float) -> None:
-        """The load is over."""
+    def ready(self, now: float, warm_up: WarmUp | None = None) -> None:
+        """The load is over, with the first picture if one was made."""
         self._changed(now)
+        if warm_up is not None:
+            self._times.warmed_up(warm_up)
         self._heard_at, self._phase, self._loaded = now, _IDLE, True
 
     def sent(self, address: Address, work: float, now: float) -> None:
@@ -142,8 +180,13 @@ class Watch:
         if self._busy_with() is None:
             self._changed_at = now
 
-    def verdict(self, now: float, *, is_stopped: Callable[[], bool]) -> str | None:
-        """Why the replica must be replaced, or None. `is_stopped` tells whether the kernel holds it (SIGSTOP)."""
+    def verdict(
+        self, now: float, *, is_stopped: Callable[[], bool], expected_step_s: float | None = None
+    ) -> str | None:
+        """Why the replica must be replaced, or None. `is_stopped` tells whether the kernel holds it (SIGSTOP).
+
+        `expected_step_s` is what a cost model expects of the longest step that runs there.
+        """
         limits = self._times.limits
         silent_s, still_s = now - self._heard_at, now - self._changed_at
         if silent_s >= limits.stopped_after_s and is_stopped():
@@ -155,7 +198,8 @@ class Watch:
             if self._leaving and still_s >= limits.leave_s:
                 return f"hung: did not leave within {limits.leave_s:g} s of its last unit"
             return None
-        bound_s = self._times.bound_s(phase, max(self._units.values(), default=0.0))
+        work = max(self._units.values(), default=0.0)
+        bound_s = self._times.bound_s(phase, work, expected_step_s=expected_step_s)
         if still_s < bound_s:
             return None
         return f"hung: no progress in phase {phase} for {still_s:.0f} s (limit {bound_s:.0f} s)"
