@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 
 from triptych.api.app import create_app
 from triptych.config.settings import ServeSettings
@@ -36,6 +37,14 @@ IMAGE_MODEL = ModelInfo(
     default_height=128,
     default_num_inference_steps=20,
 )
+_WITH_PICTURE = msgspec.structs.replace(
+    IMAGE_MODEL,
+    pipeline="QwenImageImg2ImgPipeline",
+    parameters=(*IMAGE_MODEL.parameters, "strength"),
+    default_strength=0.6,
+    max_images=16,
+)
+EDIT_MODEL = msgspec.structs.replace(IMAGE_MODEL, image=_WITH_PICTURE, mask=_WITH_PICTURE)
 VIDEO_MODEL = ModelInfo(
     pipeline="WanPipeline",
     kind="video",

@@ -13,6 +13,7 @@ from triptych.api.access import ApiKeys
 from triptych.api.context import ApiContext
 from triptych.api.fields import IMAGE_FIELDS
 from triptych.api.generation import closing_on_disconnect, submit
+from triptych.api.media import MediaReader
 from triptych.api.middleware import give_request_ids
 from triptych.api.results import Results
 from triptych.config.parameters import Limits, SamplingDefaults
@@ -88,6 +89,7 @@ async def test_submit_and_the_watch_on_the_connection_work_apart(
         log_prompts=False,
         public_url=None,
         results=Results(),
+        media=MediaReader(max_pixels=1 << 20, fetcher=None),
     )
     http = Request(dict(SCOPE))
     give_request_ids(http.scope)

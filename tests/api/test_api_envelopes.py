@@ -220,7 +220,6 @@ async def test_before_the_first_replica_is_ready_requests_get_503_with_a_wait(or
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v1/images/edits"),
         ("POST", "/v1/videos"),
         ("GET", "/v1/videos"),
         ("GET", "/v1/videos/video_1/content"),

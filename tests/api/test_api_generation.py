@@ -144,14 +144,6 @@ async def test_a_prompt_beside_messages_is_unknown(client: httpx.AsyncClient) ->
     await refused(client, CHAT, {"messages": USER, "prompt": "x"}, "unknown_parameter", "prompt")
 
 
-async def test_picture_inputs_are_not_available_yet(client: httpx.AsyncClient) -> None:
-    content = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
-    message = await refused(
-        client, CHAT, {"messages": [{"role": "user", "content": content}]}, "not_available", "messages"
-    )
-    assert "image inputs are not available in this version" in message
-
-
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-import uvicorn
 from api_fakes import PNG, FakeOrchestrator, make_app
 
+from support.live_app import serve
 from triptych.errors import ErrorCode, TriptychError
 
 
 @pytest.fixture
 def live(orchestrator: FakeOrchestrator) -> Iterator[str]:
     """Base URL of the app on a real port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(make_app(orchestrator), log_level="warning", lifespan="off", ws="none")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join(20)
-    listener.close()
-    assert not thread.is_alive()
+    with serve(make_app(orchestrator)) as base_url:
+        yield base_url
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Router
@@ -18,11 +18,15 @@ from triptych.api import chat, health, images, index, models, openapi, replicas,
 from triptych.api.access import ApiKeys, Guard
 from triptych.api.context import ApiContext
 from triptych.api.cors import Cors
+from triptych.api.media import MediaReader
 from triptych.api.middleware import Boundary, Envelopes
 from triptych.api.results import Results
 from triptych.config.parameters import validate_defaults
 from triptych.config.settings import ServeSettings
 from triptych.orchestrator.orchestrator import Orchestrator
+
+if TYPE_CHECKING:
+    from triptych.media.fetch import MediaFetcher
 
 __all__ = ["create_app"]
 
@@ -57,6 +61,7 @@ def create_app(
         log_prompts=settings.log_prompts,
         public_url=settings.public_url,
         results=Results(),
+        media=MediaReader(max_pixels=settings.max_pixels, fetcher=_fetcher(settings)),
     )
     closed = [route for endpoint in _ENDPOINTS for route in endpoint(context)]
     opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]
@@ -66,6 +71,14 @@ def create_app(
     if settings.allowed_origins:
         app = Cors(app, settings.allowed_origins)
     return Boundary(app, root_path=settings.root_path)
+
+
+def _fetcher(settings: ServeSettings) -> MediaFetcher | None:
+    if not settings.allowed_media_domains:
+        return None
+    from triptych.media.fetch import MediaFetcher  # it brings an HTTP client that most servers do without
+
+    return MediaFetcher(settings.allowed_media_domains, max_bytes=settings.max_body_size)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -5,6 +5,7 @@ Large answers are lists of byte chunks (see `generation`), so base64 text is nev
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ async def read_json_or_form(request: Request, *, max_bytes: int) -> tuple[dict[s
     is_form = _check_headers(request, max_bytes, _JSON, _FORM) == _FORM
     body = await _read(request.receive, max_bytes)
     if is_form:
-        return parse_form(body, request.headers["content-type"]), True
+        # Finding the parts of a large form takes as long as many small requests.
+        return await asyncio.to_thread(parse_form, body, request.headers["content-type"]), True
     return _json_object(body), False
 
 

@@ -17,18 +17,16 @@ from starlette.routing import BaseRoute, Route
 from triptych.api.body import ChunkedJson, read_json_object
 from triptych.api.chat_chunks import ChatChunks, include_usage
 from triptych.api.chat_content import content_members
+from triptych.api.chat_input import read_messages
 from triptych.api.context import ApiContext
 from triptych.api.fields import CHAT_FIELDS
 from triptych.api.generation import answer_tail, generate, server_timing, submit, wants_stream
 from triptych.api.middleware import request_ids
 from triptych.api.sse import EventAnswer
-from triptych.config.parameters import shown
-from triptych.errors import ErrorCode, TriptychError
+from triptych.errors import TriptychError
 from triptych.orchestrator.events import UnitOutput
 
 __all__ = ["routes"]
-
-_IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 
 def routes(context: ApiContext) -> list[BaseRoute]:
@@ -39,7 +37,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         context.check_model(fields.own.get("model"))
         stream = wants_stream(fields)
         usage = include_usage(fields, stream=stream)
-        fields.common["prompt"] = _prompt(fields.own.get("messages"))
+        fields.common["prompt"], pictures = read_messages(fields.own.get("messages"))
+        fields.inputs, fields.frames = await context.media.read(pictures)
         head = _head(request_ids(request.scope).internal, context.model_name)
         try:
             if stream:
@@ -48,53 +47,13 @@ def routes(context: ApiContext) -> list[BaseRoute]:
                 return EventAnswer(context, accepted, encoder, prompt_field="messages")
             outputs = await generate(context, request, fields)
         except TriptychError as error:
-            if error.param == "prompt":
+            if error.param in ("prompt", "image"):
                 error.param = "messages"
             raise
         chunks = [*_choice(head, outputs, context.chat_image_format), answer_tail(outputs, fields.ignored)]
         return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
     return [Route("/v1/chat/completions", create, methods=["POST"])]
-
-
-def _prompt(messages: Any) -> str:
-    if messages is None:
-        raise TriptychError(ErrorCode.MISSING_PARAMETER, "messages is required", param="messages")
-    if not isinstance(messages, list) or not messages:
-        raise _invalid(f"messages must be a list with at least one message, got {shown(messages)}")
-    last: dict[str, Any] | None = None
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _invalid(f"messages[{index}] must be an object with a role, got {_got(message)}")
-        if message["role"] == "user":
-            last = message
-    if last is None:
-        raise _invalid("messages must hold a user message: its text is the prompt")
-    content = last.get("content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _invalid(f"content of the last user message must be a string or a list of parts, got {_got(content)}")
-    return "\n".join(_text(part) for part in content)
-
-
-def _text(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("text", "input_text") and isinstance(text := part.get("text"), str):
-        return text
-    if isinstance(kind, str) and kind in _IMAGE_PARTS:
-        message = "image inputs are not available in this version"
-        raise TriptychError(ErrorCode.NOT_AVAILABLE, message, param="messages")
-    wanted = '{"type": "text", "text": "..."}'
-    raise _invalid(f"parts of a user message must look like {wanted}, got {_got(kind or part)}")
-
-
-def _got(value: Any) -> str:
-    return "null" if value is None else shown(value)
-
-
-def _invalid(message: str) -> TriptychError:
-    return TriptychError(ErrorCode.INVALID_VALUE, message, param="messages")
 
 
 def _head(request_id: str, model: str) -> dict[str, Any]:

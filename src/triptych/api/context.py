@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.api.access import ApiKeys
+from triptych.api.media import MediaReader
 from triptych.api.results import Results
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
@@ -37,6 +38,7 @@ class ApiContext:
     log_prompts: bool
     public_url: str | None
     results: Results
+    media: MediaReader
     _announced: ModelInfo | None = field(default=None, init=False)
 
     @property

@@ -12,8 +12,9 @@ from typing import Any
 
 from triptych.config.parameters import CommonParameters, nearest, shown
 from triptych.errors import ErrorCode, TriptychError
+from triptych.messages import MediaInput
 
-__all__ = ["CHAT_FIELDS", "IMAGE_FIELDS", "BodyFields", "RouteFields"]
+__all__ = ["CHAT_FIELDS", "EDIT_FIELDS", "IMAGE_FIELDS", "BodyFields", "RouteFields"]
 
 _OMNI_IGNORED = frozenset(
     {"bot_task", "flow_shift", "generator_device", "guidance_scale_2", "infer_align_image_size", "layers"}
@@ -48,12 +49,17 @@ _NESTED = "extra_body"
 
 @dataclass(slots=True)
 class BodyFields:
-    """One body, sorted; nulls are dropped. `ignored` lists names in alphabetical order; values of a form are text."""
+    """One body, sorted; nulls are dropped. `ignored` lists names in alphabetical order; values of a form are text.
+
+    `inputs` and `frames` are its pictures, once they are decoded (see `media`).
+    """
 
     common: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     is_form: bool = False
+    inputs: tuple[MediaInput, ...] = ()
+    frames: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +120,9 @@ IMAGE_FIELDS = RouteFields(
     common=_COMMON,
     own=frozenset({"model", "stream", "partial_images", "response_format"}),
     ignored=_OMNI_IGNORED | _OPENAI_IMAGE_IGNORED,
+)
+EDIT_FIELDS = RouteFields(
+    common=_COMMON,
+    own=IMAGE_FIELDS.own | {"image", "images", "mask"},
+    ignored=IMAGE_FIELDS.ignored | {"markup"},
 )

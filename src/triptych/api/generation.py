@@ -156,6 +156,8 @@ def _request(context: ApiContext, http: Request, fields: BodyFields) -> Generati
         info=context.loaded_model(),
         defaults=context.defaults,
         limits=context.limits,
+        inputs=fields.inputs,
+        frames=fields.frames,
         request_id=ids.internal,
         client_request_id=ids.client,
         owner=owner_of(http.scope),

@@ -1,4 +1,4 @@
-"""`POST /v1/images/generations`: OpenAI's picture route with the common parameters.
+"""`POST /v1/images/generations` and `/v1/images/edits`: OpenAI's picture routes with the common parameters.
 
 The answer has OpenAI's shape, `b64_json` or `url` per picture in order of index, each with its seed; with
 `stream: true` see `image_events`.
@@ -7,18 +7,19 @@ The answer has OpenAI's shape, `b64_json` or `url` per picture in order of index
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from triptych.api.body import ChunkedJson, read_json_object
+from triptych.api.body import ChunkedJson, read_json_object, read_json_or_form
 from triptych.api.context import ApiContext
-from triptych.api.fields import IMAGE_FIELDS
+from triptych.api.fields import EDIT_FIELDS, IMAGE_FIELDS, BodyFields
 from triptych.api.generation import answer_tail, base64_of, generate, server_timing, submit, wants_stream
 from triptych.api.image_events import ImageEvents, partial_images
+from triptych.api.media import edit_sources
 from triptych.api.result_links import link_to
 from triptych.api.sse import EventAnswer
 from triptych.config.parameters import shown
@@ -29,10 +30,19 @@ __all__ = ["routes"]
 
 
 def routes(context: ApiContext) -> list[BaseRoute]:
-    """The picture route."""
+    """The picture routes."""
 
     async def create(request: Request) -> Response:
-        fields = IMAGE_FIELDS.sort(await read_json_object(request, max_bytes=context.max_body_size))
+        body = await read_json_object(request, max_bytes=context.max_body_size)
+        return await answer(request, IMAGE_FIELDS.sort(body), "image_generation")
+
+    async def edit(request: Request) -> Response:
+        body, is_form = await read_json_or_form(request, max_bytes=context.max_body_size)
+        return await answer(request, EDIT_FIELDS.sort(body, is_form=is_form), "image_edit")
+
+    async def answer(
+        request: Request, fields: BodyFields, event: Literal["image_generation", "image_edit"]
+    ) -> Response:
         context.check_model(fields.own.get("model"))
         stream = wants_stream(fields)
         previews = partial_images(fields, stream=stream)
@@ -40,15 +50,20 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         if (info := context.orchestrator.model) is not None and info.kind != "image":
             message = f"{context.model_name!r} makes videos; POST /v1/chat/completions takes the same parameters"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="model")
+        if event == "image_edit":
+            fields.inputs, fields.frames = await context.media.read(*edit_sources(fields.own))
         if stream:
             accepted = submit(context, request, fields, previews=previews)
-            return EventAnswer(context, accepted, ImageEvents("image_generation", ignored=fields.ignored))
+            return EventAnswer(context, accepted, ImageEvents(event, ignored=fields.ignored))
         outputs = await generate(context, request, fields)
         links = _links(context, request, outputs) if fields.own.get("response_format") == "url" else None
         chunks = [*_data(outputs, links), _tail(outputs, fields.ignored)]
         return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
-    return [Route("/v1/images/generations", create, methods=["POST"])]
+    return [
+        Route("/v1/images/generations", create, methods=["POST"]),
+        Route("/v1/images/edits", edit, methods=["POST"]),
+    ]
 
 
 def _check_response_format(response_format: Any, *, stream: bool) -> None:

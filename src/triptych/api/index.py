@@ -17,7 +17,6 @@ from triptych.errors import ErrorCode, TriptychError
 __all__ = ["routes", "unbuilt_routes"]
 
 _NOT_BUILT = (
-    ("/v1/images/edits", "POST"),
     ("/v1/videos", "GET", "POST"),
     ("/v1/videos/{rest:path}", "GET", "POST", "DELETE"),
     ("/metrics", "GET"),
@@ -34,7 +33,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
                 "version": __version__,
                 "models": context.served_model_names,
                 "routes": [
-                    "POST /v1/images/generations",
+                    "POST /v1/images/generations, POST /v1/images/edits",
                     "POST /v1/chat/completions",
                     "GET /v1/models",
                     "GET /v1/requests",
