@@ -26,6 +26,7 @@ from triptych.messages import (
     Generate,
     Output,
     OutputSpec,
+    Preview,
     Progress,
     ReplicaSpec,
     SamplingParams,
@@ -63,11 +64,16 @@ class Harness:
         self.said.put((message, [bytes(frame) for frame in frames]))
 
     def generate(
-        self, unit: int = 0, prompt: str = "a cat", output: OutputSpec | None = None, **params: Any
+        self,
+        unit: int = 0,
+        prompt: str = "a cat",
+        output: OutputSpec | None = None,
+        previews: int = 0,
+        **params: Any,
     ) -> Address:
         address = Address("r", unit, 0, 1)
         sampling = SamplingParams(**{"prompt": prompt, "seed": 7, "width": 16, "height": 8, **params})
-        self.engine.submit(Generate(address=address, params=sampling, output=output or OutputSpec()), ())
+        self.engine.submit(Generate(address, sampling, output or OutputSpec(), previews=previews), ())
         return address
 
     def hear(self) -> tuple[FromReplica, list[bytes]]:
@@ -94,6 +100,29 @@ def start() -> Iterator[Start]:
     yield make
     for harness in started:
         harness.engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("section", "output", "kind"),
+    [
+        ({"seconds_per_request": 0}, OutputSpec("webp"), "WEBP"),
+        ({"seconds_per_request": 0.4}, OutputSpec(), "PNG"),
+        ({"seconds_per_request": 0, "kind": "video"}, OutputSpec("mp4"), "JPEG"),
+    ],
+)
+def test_partial_pictures_come_in_order_before_the_result(
+    start: Start, section: dict[str, Any], output: OutputSpec, kind: str
+) -> None:
+    harness = start(**section)
+    harness.generate(output=output, previews=3, num_inference_steps=8)
+    shown = []
+    while isinstance((heard := harness.hear_end())[0], Preview):
+        shown.append(heard)
+    assert isinstance(heard[0], Output)
+    assert [(preview.index, preview.step) for preview, _ in shown] == [(0, 2), (1, 4), (2, 6)]
+    assert {(Image.open(io.BytesIO(data)).format, preview.width, preview.height) for preview, (data,) in shown} == {
+        (kind, 16, 8)
+    }
 
 
 def test_a_picture_has_the_asked_size_and_names_prompt_and_seed(start: Start) -> None:
