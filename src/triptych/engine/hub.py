@@ -34,7 +34,7 @@ class Task(greenlet):  # type: ignore[misc]
 
     Lower `priority` runs first, and all higher ones pause meanwhile. `alone`: its forwards are shared with no other
     task. `group`: forwards are shared within a group only, for whatever changes the models (a LoRA); see
-    `Hub.before_group`. `pixels`: pixels x frames of one sample, for the hub's bound.
+    `Hub.before_group`. `pixels`: pixels x frames of one sample, for the hub's bound. `forwards` counts denoising ones.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Task(greenlet):  # type: ignore[misc]
         self._call = call
         self._on_phase = on_phase
         self._held: Call | None = None
-        self._forwards = 0
+        self.forwards = 0
         self._shares = 0
 
     @property
     def batch_size_mean(self) -> float:
         """Tasks that shared a denoising forward of this one, itself included; mean over its forwards."""
-        return self._shares / self._forwards if self._forwards else 1.0
+        return self._shares / self.forwards if self.forwards else 1.0
 
     def count_forward(self, tasks: int) -> None:
         """One more denoising forward, shared by `tasks`."""
-        self._forwards += 1
+        self.forwards += 1
         self._shares += tasks
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class Task(greenlet):  # type: ignore[misc]
         held, self._held = self._held, None
         if held is not None and held.model is call.model and not held.settled:
             self._wait_for(held, call)
-        elif may_defer and call.model.override.deferred and not self.alone:
+        elif may_defer and not self.alone and call.model.override.deferred and call.kwargs.get("return_dict") is False:
             self._held = call
             return (Deferred.of(functools.partial(self._compute, call)),)
         else:

@@ -90,13 +90,18 @@ class Merger:
 
     def companions(self, seed: Call, candidates: Sequence[Call]) -> list[Call]:
         """`seed` and those of the candidates that may share its forward, first come first."""
-        if seed.task.alone or seed.model in self._switched_off or (first := seed.samples(self._digest)) is None:
+        group = [
+            call
+            for call in candidates
+            if call.model is seed.model and call.task.group == seed.task.group and not call.task.alone
+        ]
+        if not group or seed.task.alone or seed.model in self._switched_off:
+            return [seed]
+        if (first := seed.samples(self._digest)) is None:
             return [seed]
         chosen, pixels = [seed], first.size * seed.task.pixels
         limit = self._limits.get(seed.model, self._max_pixels)
-        for call in candidates:
-            if call.model is not seed.model or call.task.group != seed.task.group or call.task.alone:
-                continue
+        for call in group:
             samples = call.samples(self._digest)
             if samples is None or samples.key != first.key:
                 continue

@@ -35,6 +35,8 @@ class Override:
 
 OVERRIDES: Mapping[str, Override] = {
     "AutoencoderKL": Override(ignored=("generator",)),
+    "FluxTransformer2DModel": Override(deferred=True),
+    "Lumina2Transformer2DModel": Override(deferred=True),
     "PixArtTransformer2DModel": Override(padded={"encoder_hidden_states": "encoder_attention_mask"}),
     "QwenImageTransformer2DModel": Override(
         samples=("img_shapes",), padded={"encoder_hidden_states": "encoder_hidden_states_mask"}, deferred=True

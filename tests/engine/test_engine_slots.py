@@ -1,0 +1,65 @@
+"""The engine with several slots: it keeps nothing of its units, and says how many shared their forwards."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import warnings
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+
+    from tiny.engine_run import EngineRun
+    from triptych.engine.hub import Task
+    from triptych.engine.merging import Call
+
+from triptych.messages import Abort, Aborted, Failure, Output, Progress
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_the_engine_keeps_nothing_of_hundreds_of_units_that_ended_failed_or_were_aborted(
+    engine_run: Callable[..., EngineRun],
+) -> None:
+    run = engine_run("sd15", slots=8)
+
+    def abort_some(message: object) -> None:
+        if isinstance(message, Progress) and message.phase == "step" and message.address.unit % 5 == 0:
+            run.engine.abort(Abort(message.address))
+
+    def kept_after(count: int) -> int:
+        units = [  # every seventh has a size that the pipeline refuses
+            run.unit(number, num_inference_steps=1 + number % 2, width=12 if number % 7 == 3 else 16)
+            for number in range(count)
+        ]
+        ends = run.run(*units)
+        assert {type(end) for end in ends} == {Output, Failure, Aborted}
+        gc.collect()
+        return sum(issubclass(type(kept), torch.Tensor | Task | Call) for kept in gc.get_objects())
+
+    run.on_message = abort_some
+    try:
+        few = kept_after(16)
+        assert kept_after(500) == few
+    finally:
+        run.on_message = None
+
+
+def test_units_that_run_alone_or_deterministically_share_nothing_and_are_the_same_to_the_bit(
+    engine_run: Callable[..., EngineRun],
+) -> None:
+    single, shared = engine_run("sd15"), engine_run("sd15", slots=2)
+    units = [single.unit(number, seed=number) for number in range(2)]
+    wanted = single.bytes_of(*units)
+    alone = [msgspec.structs.replace(unit, alone=True) for unit in units]
+    assert shared.bytes_of(*alone) == wanted
+    assert [end.batch_size_mean for end in map(shared.end_of, (unit.address for unit in units))] == [1.0, 1.0]  # type: ignore[union-attr]
+    run = dataclasses.replace(shared, engine_args={"deterministic": True}, messages=[], data={})
+    assert run.bytes_of(*units) == wanted
+    shared.bytes_of(*units)
+    assert [end.batch_size_mean for end in map(shared.end_of, (unit.address for unit in units))] == [2.0, 2.0]  # type: ignore[union-attr]
