@@ -40,11 +40,15 @@ def test_kill_9_of_the_server_leaves_no_process_and_a_free_port(simulated_server
     server = simulated_server(replicas=2)
     children = server.descendants()
     assert len(children) >= 3
+    sockets = {Path(c.laddr) for child in children for c in child.net_connections("unix") if "pymp-" in c.laddr}
+    folders = {socket.parent for socket in sockets}
+    assert len(folders) == 1
     server.process.kill()
     server.process.wait()
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert port_is_free(server.port)
+    assert not any(folder.exists() for folder in folders)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

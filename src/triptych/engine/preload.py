@@ -11,7 +11,9 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
+import atexit  # noqa: E402
 import os  # noqa: E402
+import shutil  # noqa: E402
 
 import setproctitle  # noqa: E402
 
@@ -24,5 +26,16 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # Idle compute threads sleep: replicas share cores with each other, the server and whatever else runs there, and with
 # threads that spin a picture took ten times as long on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+SOCKET_FOLDER = os.environ.pop("_TRIPTYCH_SOCKET_FOLDER", None)
+
+
+def clean_up_after_server() -> None:
+    """Remove the folder of our own socket, if the server that made it was killed before it could."""
+    if SOCKET_FOLDER is not None and os.getppid() != SERVER_PID:
+        shutil.rmtree(SOCKET_FOLDER, ignore_errors=True)
+
+
+atexit.register(clean_up_after_server)  # replicas never come here: they end by os._exit
 
 setproctitle.setproctitle("triptych: forkserver")

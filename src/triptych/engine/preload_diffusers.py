@@ -11,7 +11,7 @@ import os
 import signal
 from types import FrameType
 
-from triptych.engine.preload import SERVER_PID
+from triptych.engine.preload import SERVER_PID, clean_up_after_server
 
 _LOOK_EVERY_S = 0.2
 _MODULES = (
@@ -34,6 +34,7 @@ _MODULES = (
 
 def _leave_if_orphaned(number: int, frame: FrameType | None) -> None:
     if os.getppid() != SERVER_PID:
+        clean_up_after_server()
         os._exit(0)
 
 

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from typing import TYPE_CHECKING, TypeVar
 
 from triptych.engine.worker import ForkedWorker
@@ -103,6 +103,7 @@ class ForkServer:
         with self._starting:
             resource_tracker.ensure_running()
             os.environ["_TRIPTYCH_SERVER_PID"] = str(os.getpid())  # how the forkserver knows its server
+            os.environ["_TRIPTYCH_SOCKET_FOLDER"] = util.get_temp_dir()  # and what to remove should we be killed
             with _blocked({signal.SIGINT, signal.SIGTERM}):
                 try:
                     status_fd, data_fd = self._server.connect_to_new_process(list(fds))
