@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from support.client_load import ClientLoad
+from support.light_connection import LightConnection
 from support.server_process import ServerProcess, wait_until
 
 BACK_S = 15.0  # an idle machine needs well under two seconds
@@ -90,6 +91,24 @@ def test_without_the_forkserver_a_killed_replica_comes_back(simulated_server: Si
         for replica_id in (0, 1):
             hit(server, replica_id, signal.SIGKILL)
     assert load.failed == {}
+
+
+@pytest.mark.anyio
+async def test_of_300_requests_at_once_those_beyond_the_queue_are_refused_with_a_time_to_come_back(
+    simulated_server: Simulated,
+) -> None:
+    server = simulated_server("--max-queue-size", "16", replicas=2, seconds=0.5)
+    connections = [await LightConnection.open(server.port) for _ in range(300)]
+    for seed, connection in enumerate(connections):
+        connection.send({"prompt": "a picture", "seed": seed, "size": "64x64"})
+    answers = [await connection.receive() for connection in connections]
+    for connection in connections:
+        connection.drop()
+    refused = [answer for answer in answers if answer.status != 200]
+    assert {(answer.status, answer.error_code) for answer in refused} == {(429, "queue_full")}
+    assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
+    assert len({answer.headers["retry-after"] for answer in refused}) > 10  # not all at the same moment
+    assert 18 <= len(answers) - len(refused) < 100  # what runs and waits, and what came when some were done
 
 
 def test_a_rolling_restart_under_load_fails_nobody(simulated_server: Simulated) -> None:
