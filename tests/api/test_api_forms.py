@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triptych.api.forms import parse_form
@@ -72,6 +72,7 @@ def test_a_broken_form_is_told_what_is_wrong(body: bytes, content_type: str, mes
     assert caught.value.status == 400
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 400))
 def test_nothing_but_an_error_of_the_client_comes_out_of_garbage(garbage: bytes, position: int) -> None:
     body = by_hand((HEAD.format("prompt"), b"a"), (HEAD.format("image[]") + '; filename="x"', b"\x89PNG"))
