@@ -33,6 +33,7 @@ class ErrorCode(StrEnum):
     CONFLICT = "conflict"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
     HEADERS_TOO_LARGE = "headers_too_large"
     QUEUE_FULL = "queue_full"
     REQUEST_ABORTED = "request_aborted"
@@ -76,6 +77,7 @@ CODES: dict[ErrorCode, CodeSpec] = {
     ErrorCode.CONFLICT: CodeSpec(409, "invalid_request_error", should_retry=False),
     ErrorCode.PAYLOAD_TOO_LARGE: CodeSpec(413, "invalid_request_error"),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: CodeSpec(415, "invalid_request_error"),
+    ErrorCode.RANGE_NOT_SATISFIABLE: CodeSpec(416, "invalid_request_error"),
     ErrorCode.HEADERS_TOO_LARGE: CodeSpec(431, "invalid_request_error"),
     ErrorCode.QUEUE_FULL: CodeSpec(429, "rate_limit_error"),
     ErrorCode.REQUEST_ABORTED: CodeSpec(499, "request_aborted", should_retry=False),

@@ -218,8 +218,10 @@ def view_of(request: GenerationRequest) -> RequestView:
     )
 
 
-def make_app(orchestrator: Any, *, defaults: dict[str, Any] | None = None, **settings: Any) -> Any:
-    return create_app(orchestrator, ServeSettings(**settings), served_model_names=NAMES, defaults=defaults or {})
+def make_app(orchestrator: Any, *, jobs: Any = None, defaults: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """The app; without `jobs` its video routes cannot be used."""
+    asked = ServeSettings(**settings)
+    return create_app(orchestrator, jobs, asked, served_model_names=NAMES, defaults=defaults or {})
 
 
 def client_of(app: Any, *, key: str | None = None) -> httpx.AsyncClient:

@@ -177,8 +177,6 @@ def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
         ({"executor": "ray"}, "--executor"),
         ({"ray_address": "auto"}, "--ray-address"),
         ({"lora_modules": ["a=b"]}, "--lora-modules"),
-        ({"allowed_media_domains": ["d"]}, "--allowed-media-domains"),
-        ({"data_dir": "/d"}, "--data-dir"),
     ],
 )
 def test_a_flag_that_is_not_built_is_refused_by_its_name(given: dict[str, object], option: str) -> None:

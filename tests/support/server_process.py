@@ -115,7 +115,9 @@ def end(server: ServerProcess) -> None:
         process.kill()
 
 
-def write_stage_file(path: Path, *, replicas: int, seconds: float, slots: int = 1, image: str = "flat") -> Path:
+def write_stage_file(
+    path: Path, *, replicas: int, seconds: float, slots: int = 1, image: str = "flat", kind: str = "image"
+) -> Path:
     """A stage file for the simulated engine."""
     path.write_text(
         f"""\
@@ -126,7 +128,7 @@ stages:
     engine_args:
       engine: simulated
       max_num_seqs: {slots}
-      simulated: {{seconds_per_request: {seconds}, image: {image}}}
+      simulated: {{seconds_per_request: {seconds}, image: {image}, kind: {kind}}}
 """
     )
     return path

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.api import chat, health, images, index, models, openapi, replicas, requests, result_links
+from triptych.api import chat, health, images, index, models, openapi, replicas, requests, result_links, videos
 from triptych.api.access import ApiKeys, Guard
 from triptych.api.context import ApiContext
 from triptych.api.cors import Cors
@@ -23,6 +23,7 @@ from triptych.api.middleware import Boundary, Envelopes
 from triptych.api.results import Results
 from triptych.config.parameters import validate_defaults
 from triptych.config.settings import ServeSettings
+from triptych.jobs.video_jobs import VideoJobs
 from triptych.orchestrator.orchestrator import Orchestrator
 
 if TYPE_CHECKING:
@@ -31,18 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 _ENDPOINTS = (
+    index.unbuilt_routes,
     images.routes,
     chat.routes,
+    videos.routes,
     requests.routes,
     replicas.routes,
     models.routes,
-    index.unbuilt_routes,
 )
 _OPEN_ENDPOINTS = (health.routes, index.routes, result_links.routes)  # no key is needed for these
 
 
 def create_app(
     orchestrator: Orchestrator,
+    jobs: VideoJobs,
     settings: ServeSettings,
     *,
     served_model_names: Sequence[str],
@@ -51,6 +54,7 @@ def create_app(
     """The ASGI app; `defaults` are the stage file's `default_sampling_params`. Raises `ConfigError` for bad ones."""
     context = ApiContext(
         orchestrator=orchestrator,
+        jobs=jobs,
         served_model_names=tuple(served_model_names),
         defaults=validate_defaults(defaults, where="default_sampling_params"),
         limits=settings.limits(),

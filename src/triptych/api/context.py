@@ -14,6 +14,7 @@ from triptych.api.media import MediaReader
 from triptych.api.results import Results
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
 from triptych.errors import ErrorCode, TriptychError
+from triptych.jobs.video_jobs import VideoJobs
 from triptych.messages import ModelInfo
 from triptych.orchestrator.admission import COME_BACK_S
 from triptych.orchestrator.orchestrator import Orchestrator
@@ -28,6 +29,7 @@ class ApiContext:
     """Shared state of the endpoints, read-only for them; `max_body_size` in bytes."""
 
     orchestrator: Orchestrator
+    jobs: VideoJobs
     served_model_names: tuple[str, ...]
     defaults: SamplingDefaults
     limits: Limits

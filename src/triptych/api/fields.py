@@ -14,7 +14,7 @@ from triptych.config.parameters import CommonParameters, nearest, shown
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import MediaInput
 
-__all__ = ["CHAT_FIELDS", "EDIT_FIELDS", "IMAGE_FIELDS", "BodyFields", "RouteFields"]
+__all__ = ["CHAT_FIELDS", "EDIT_FIELDS", "IMAGE_FIELDS", "VIDEO_FIELDS", "BodyFields", "RouteFields"]
 
 _OMNI_IGNORED = frozenset(
     {"bot_task", "flow_shift", "generator_device", "guidance_scale_2", "infer_align_image_size", "layers"}
@@ -125,4 +125,9 @@ EDIT_FIELDS = RouteFields(
     common=_COMMON,
     own=IMAGE_FIELDS.own | {"image", "images", "mask"},
     ignored=IMAGE_FIELDS.ignored | {"markup"},
+)
+VIDEO_FIELDS = RouteFields(
+    common=_COMMON,
+    own=frozenset({"model", "input_reference"}),
+    ignored=_OMNI_IGNORED | _OPENAI_IMAGE_IGNORED,
 )

@@ -39,6 +39,7 @@ __all__ = [
     "option",
     "server_timing",
     "submit",
+    "validated_request",
     "wants_stream",
 ]
 
@@ -51,11 +52,9 @@ def submit(context: ApiContext, http: Request, fields: BodyFields, *, previews: 
     `previews` is how many partial pictures of each output shall come before it.
     """
     try:
-        request = _request(context, http, fields)
+        request = validated_request(context, http, fields)
         if previews:
             request = msgspec.structs.replace(request, previews=previews)
-        if context.log_prompts:
-            _log.info("request received", extra={"request": request.id, "prompt": shown(request.params.prompt)})
         return context.orchestrator.submit(request)
     except TriptychError as error:
         log_failure(context, request_ids(http.scope).internal, error)
@@ -145,12 +144,13 @@ async def _close_on_disconnect(receive: Receive, stream: EventStream) -> None:
     stream.close()
 
 
-def _request(context: ApiContext, http: Request, fields: BodyFields) -> GenerationRequest:
+def validated_request(context: ApiContext, http: Request, fields: BodyFields) -> GenerationRequest:
+    """What the fields ask for, checked and resolved; it belongs to the caller. Raises `TriptychError`."""
     if "session" not in fields.common and (session := http.headers.get("x-session-id")):
         fields.common["session"] = session
     parameters = parse_parameters(fields.common, form=fields.is_form)
     ids = request_ids(http.scope)
-    return build_request(
+    request = build_request(
         parameters,
         model=context.model_name,
         info=context.loaded_model(),
@@ -162,3 +162,6 @@ def _request(context: ApiContext, http: Request, fields: BodyFields) -> Generati
         client_request_id=ids.client,
         owner=owner_of(http.scope),
     )
+    if context.log_prompts:
+        _log.info("request received", extra={"request": request.id, "prompt": shown(request.params.prompt)})
+    return request

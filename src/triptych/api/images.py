@@ -48,7 +48,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         previews = partial_images(fields, stream=stream)
         _check_response_format(fields.own.get("response_format"), stream=stream)
         if (info := context.orchestrator.model) is not None and info.kind != "image":
-            message = f"{context.model_name!r} makes videos; POST /v1/chat/completions takes the same parameters"
+            message = f"{context.model_name!r} makes videos; POST /v1/videos takes the same parameters"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="model")
         if event == "image_edit":
             fields.inputs, fields.frames = await context.media.read(*edit_sources(fields.own))

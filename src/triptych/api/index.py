@@ -17,8 +17,10 @@ from triptych.errors import ErrorCode, TriptychError
 __all__ = ["routes", "unbuilt_routes"]
 
 _NOT_BUILT = (
-    ("/v1/videos", "GET", "POST"),
-    ("/v1/videos/{rest:path}", "GET", "POST", "DELETE"),
+    ("/v1/videos/characters", "POST"),
+    ("/v1/videos/edits", "POST"),
+    ("/v1/videos/extensions", "POST"),
+    ("/v1/videos/{video_id}/remix", "POST"),
     ("/metrics", "GET"),
 )
 
@@ -35,6 +37,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
                 "routes": [
                     "POST /v1/images/generations, POST /v1/images/edits",
                     "POST /v1/chat/completions",
+                    "GET, POST /v1/videos",
+                    "GET, DELETE /v1/videos/{id}, GET /v1/videos/{id}/content",
                     "GET /v1/models",
                     "GET /v1/requests",
                     "GET, PATCH, DELETE /v1/requests/{id}",

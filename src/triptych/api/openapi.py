@@ -37,6 +37,8 @@ _WORK = _READY | _BODY | {ErrorCode.MODEL_NOT_FOUND, ErrorCode.QUEUE_FULL, Error
 _WORK |= {ErrorCode.ENGINE_ERROR, ErrorCode.OUT_OF_MEMORY, ErrorCode.POISON_REQUEST, ErrorCode.DEADLINE_EXCEEDED}
 _OPERATE = _BODY | {ErrorCode.PERMISSION_DENIED, ErrorCode.NOT_FOUND, ErrorCode.CONFLICT, ErrorCode.DRAINING}
 _ONE = frozenset({ErrorCode.REQUEST_NOT_FOUND, ErrorCode.CONFLICT})
+_VIDEO = frozenset({ErrorCode.VIDEO_NOT_FOUND})
+_CONTENT = _VIDEO | {ErrorCode.CONFLICT, ErrorCode.NOT_FOUND, ErrorCode.RANGE_NOT_SATISFIABLE}
 _STREAMED = (_JSON, "text/event-stream")
 _PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
@@ -61,6 +63,30 @@ _OPERATIONS: dict[tuple[str, str], _Operation] = {
     ),
     ("POST", "/v1/chat/completions"): _Operation(
         "Make outputs in a chat", "ChatCompletion", "ChatBody", _WORK, answer_types=_STREAMED
+    ),
+    ("POST", "/v1/videos"): _Operation(
+        "Make a video", "Video", "VideoBody", _WORK | {ErrorCode.CONFLICT}, body_types=(_JSON, "multipart/form-data")
+    ),
+    ("GET", "/v1/videos"): _Operation(
+        "List videos",
+        "VideoList",
+        query={
+            "after": {"type": "string", "description": "id of the last video of the page before"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+            "order": {"enum": ["asc", "desc"]},
+        },
+    ),
+    ("GET", "/v1/videos/{video_id}"): _Operation("Get a video job", "Video", None, _VIDEO),
+    ("DELETE", "/v1/videos/{video_id}"): _Operation(
+        "Stop a video job and forget it", "VideoDeleted", None, _VIDEO | {ErrorCode.ENGINE_ERROR}
+    ),
+    ("GET", "/v1/videos/{video_id}/content"): _Operation(
+        "Get the file of a video, or parts of it",
+        None,
+        None,
+        _CONTENT,
+        answer_types=("video/mp4", "image/webp"),
+        query={"variant": {"enum": ["video", "thumbnail"]}},
     ),
     ("GET", "/v1/models"): _Operation("List the served names", "ModelList"),
     ("GET", "/v1/models/{model_id}"): _Operation("Get a served name", "Model", None, frozenset({ErrorCode.NOT_FOUND})),

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from triptych.api.fields import CHAT_FIELDS, IMAGE_FIELDS, RouteFields
+from triptych.api.fields import CHAT_FIELDS, IMAGE_FIELDS, VIDEO_FIELDS, RouteFields
 from triptych.api.replicas import ReplicaCount
 from triptych.api.requests import RequestPatch
 from triptych.config.parameters import CommonParameters, Limits, unsupported_parameters
 from triptych.errors import ErrorCode
+from triptych.jobs.job import JobStatus
 from triptych.messages import ModelInfo
 from triptych.orchestrator.events import ReplicaView, RequestStatus, UnitMetrics, UnitView
 
@@ -44,6 +45,7 @@ _OWN: Mapping[str, _Schema] = {
     "stream_options": {"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}},
     "partial_images": {"type": ["integer", "null"], "minimum": 0, "maximum": 3},
     "response_format": {"enum": ["b64_json", "url", None]},
+    "input_reference": {"description": "a picture to begin with: a file, a data URL, or an object with image_url"},
 }
 
 
@@ -62,13 +64,14 @@ def schemas(limits: Limits, info: ModelInfo | None) -> dict[str, _Schema]:
         **definitions,
         "ImagesBody": _body(IMAGE_FIELDS, common["properties"], {"prompt": _EXAMPLE}),
         "ChatBody": _body(CHAT_FIELDS, common["properties"], {"messages": [{"role": "user", "content": _EXAMPLE}]}),
+        "VideoBody": _body(VIDEO_FIELDS, common["properties"], {"prompt": _EXAMPLE}),
         "Nothing": {"type": "object", "maxProperties": 0},
     }
     for model in (RequestPatch, ReplicaCount):
         made[model.__name__], definitions = _of_model(model)
         made |= definitions
     _, components = msgspec.json.schema_components(
-        [UnitMetrics, UnitView, ReplicaView, RequestStatus, ErrorCode], ref_template=_TEMPLATE + "{name}"
+        [UnitMetrics, UnitView, ReplicaView, RequestStatus, JobStatus, ErrorCode], ref_template=_TEMPLATE + "{name}"
     )
     return {**made, **components, **_answers()}
 
@@ -101,8 +104,12 @@ def _answers() -> dict[str, _Schema]:
         "finished_at": {"type": ["number", "null"]},
         "units": _list_of(reference("UnitView")),
     }
+    page = dict.fromkeys(("first_id", "last_id"), _MAYBE_STRING)
     return {
         "Error": _object({"error": _object(error)}),
+        "Video": _object(_video() | tail),
+        "VideoList": _object({**_listing("Video")["properties"], **page, "has_more": {"type": "boolean"}}),
+        "VideoDeleted": _object({"id": _STRING, "object": {"const": "video.deleted"}, "deleted": {"const": True}}),
         "Images": _object(
             {"created": _INTEGER, "data": _list_of(picture), "output_format": _STRING, "size": _STRING, **tail}
         ),
@@ -114,6 +121,29 @@ def _answers() -> dict[str, _Schema]:
         "ReplicaList": _listing("ReplicaView"),
         "Status": _object({"status": {"enum": ["ok", "degraded"]}}, optional={"degraded": _list_of(_INTEGER)}),
         "Version": _object({"version": _STRING}),
+    }
+
+
+def _video() -> dict[str, _Schema]:
+    moment: _Schema = {"type": ["integer", "null"]}
+    return {
+        "id": _STRING,
+        "object": {"const": "video"},
+        "model": _STRING,
+        "status": reference("JobStatus"),
+        "progress": {"type": "integer", "minimum": 0, "maximum": 100},
+        "created_at": _INTEGER,
+        "completed_at": moment,
+        "expires_at": moment,
+        "error": {"type": ["object", "null"], "properties": {"code": reference("ErrorCode"), "message": _STRING}},
+        "prompt": _STRING,
+        "remixed_from_video_id": {"type": "null"},
+        "seconds": _STRING,
+        "size": _STRING,
+        "num_frames": _INTEGER,
+        "fps": _INTEGER,
+        "seed": _INTEGER,
+        "request_id": _STRING,
     }
 
 

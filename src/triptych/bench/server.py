@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -49,11 +50,12 @@ async def running_server(
     Raises `ServerStartError`.
     """
     port = free_port()
-    command = [sys.executable, "-m", "triptych", "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    address = ["--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    data_dir = tempfile.TemporaryDirectory(prefix="triptych-")
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *(sys.executable, "-m", "triptych", "serve", "--data-dir", data_dir.name, *arguments, *address),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -66,6 +68,7 @@ async def running_server(
         yield base_url
     finally:
         await _stop(process)
+        data_dir.cleanup()
 
 
 async def _wait_until_ready(

@@ -24,6 +24,9 @@ from triptych.config.model_source import fetch_model
 from triptych.config.plan import ServePlan
 from triptych.engine.registry import engine_entry
 from triptych.errors import ConfigError, ErrorCode
+from triptych.jobs.folder import data_folder
+from triptych.jobs.store import JobStore
+from triptych.jobs.video_jobs import VideoJobs
 from triptych.orchestrator.orchestrator import Orchestrator
 from triptych.replicas.process import ProcessExecutor
 from triptych.replicas.supervisor import Supervisor
@@ -40,9 +43,17 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_server(plan: ServePlan, listener: socket.socket) -> int:
-    """Serve at `listener` until told to stop; the exit code is 0 after a drain, 1 when the server cannot go on."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_Server(plan, listener).run())
+    """Serve at `listener` until told to stop; the exit code is 0 after a drain, 1 when the server cannot go on.
+
+    Raises `ConfigError` for a data folder that cannot be used.
+    """
+    settings = plan.settings
+    port = listener.getsockname()[1]
+    with (
+        data_folder(settings.data_dir, port=port, where=settings.named("data_dir")) as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_Server(plan, listener, JobStore(folder)).run())
 
 
 class _HttpServer(uvicorn.Server):
@@ -76,7 +87,7 @@ class _ClosingApp:
 class _Server:
     """One serving process; `run` is its whole life."""
 
-    def __init__(self, plan: ServePlan, listener: socket.socket) -> None:
+    def __init__(self, plan: ServePlan, listener: socket.socket, store: JobStore) -> None:
         self._plan = plan
         self._listener = listener
         self._stop = asyncio.Event()
@@ -96,8 +107,16 @@ class _Server:
             limits=PACED_LIMITS if engine_entry(engine).paced else WatchdogLimits(),
         )
         self._orchestrator.attach(self._supervisor)
+        self._jobs = VideoJobs(
+            store,
+            self._orchestrator,
+            model=plan.model,
+            keep_s=settings.job_ttl,
+            max_bytes=settings.max_job_storage,
+        )
         app = create_app(
             self._orchestrator,
+            self._jobs,
             settings,
             served_model_names=plan.served_model_names,
             defaults=plan.stage.default_sampling_params,
@@ -143,6 +162,7 @@ class _Server:
                 # 2. The port answers from here on: health routes tell of the start, work is 503 not_ready.
                 http = tasks.create_task(self._http.serve(sockets=[self._listener]), name="http")
                 deadlines = tasks.create_task(self._orchestrator.run(), name="deadlines")
+                jobs = tasks.create_task(self._jobs.run(), name="jobs")
                 # 3. Weights once, then the replicas, each ready on its own.
                 replicas = tasks.create_task(self._keep_replicas(), name="replicas")
                 await self._stop.wait()
@@ -150,6 +170,9 @@ class _Server:
                 await self._drain()
                 # The port answers until here; then the last answers leave.
                 await self._close_http(http)
+                # Every request has ended, so clips that are being written are all that jobs have left to do.
+                self._jobs.close()
+                await jobs
                 deadlines.cancel()
         finally:
             # Replicas go last: nobody can ask for them any more.

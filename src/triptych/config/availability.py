@@ -34,7 +34,6 @@ _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
 # Settings that are not a key of the stage as well.
 _SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
     ("ray_address", lambda settings: settings.ray_address),
-    ("data_dir", lambda settings: settings.data_dir),
 )
 
 

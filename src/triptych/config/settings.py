@@ -99,6 +99,12 @@ class ServeSettings(BaseModel):
     ssl_keyfile: Annotated[str | None, Flag("Private key for HTTPS.", "FILE")] = None
     ssl_certfile: Annotated[str | None, Flag("Certificate for HTTPS.", "FILE")] = None
     data_dir: Annotated[str | None, Flag("Where jobs and served files are kept.", "DIR")] = None
+    job_ttl: Annotated[
+        float, Field(gt=0, le=31_536_000), Flag("Time for which a video job is kept after its end.", "SECONDS")
+    ] = 86_400.0
+    max_job_storage: Annotated[
+        ByteSize, Field(ge=1), Flag("Room for the clips of video jobs; the oldest go first.", "SIZE")
+    ] = 10 * 1024**3
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Flag("Least level that is logged.", "debug|info|warning|error")
     ] = "info"
@@ -158,7 +164,7 @@ class FlagSpec:
     @property
     def default_text(self) -> str:
         """The default as a reader would type it; empty where there is none to show."""
-        if self.field == "max_body_size":
+        if self.field in ("max_body_size", "max_job_storage"):
             return f"{self.default // 1024**2}MiB"
         empty = self.is_switch or self.default in (None, "", (), {})
         return "" if empty else f"{self.default:g}" if isinstance(self.default, float) else str(self.default)

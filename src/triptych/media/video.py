@@ -13,7 +13,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["encode_mp4"]
+__all__ = ["encode_mp4", "first_frame"]
 
 Frames = npt.NDArray[np.uint8]
 
@@ -38,3 +38,11 @@ def encode_mp4(frames: Frames, *, fps: int, threads: int = 1) -> bytes:
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
             container.mux(stream.encode())
         return path.read_bytes()
+
+
+def first_frame(path: Path) -> Frames:
+    """Pixels `height x width x 3` of the frame that a clip on disk begins with. Raises OSError if there is none."""
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            return np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+    raise OSError(f"{path} has no frames")
