@@ -66,14 +66,21 @@ class Storm:
         connection = await LightConnection.open(self.server.port)
         for fault in self.plan:
             await asyncio.sleep(max(0.0, fault.at_s - self._now()))
-            replicas = (await connection.request(None, method="GET", path="/v1/replicas")).json()["data"]
-            order = replicas[fault.replica :] + replicas[: fault.replica]
-            victim = next((replica for replica in order if replica["state"] == "ready"), None)
-            if victim is not None and self._hit(fault.blow, victim["id"], victim["pid"]):
+            if self._hit(fault.blow, *await self._victim(connection, fault.replica)):
                 self.blows.append(fault.blow)
         await asyncio.sleep(max(0.0, self.duration_s - self._now()))
         connection.drop()
         over.set()
+
+    async def _victim(self, connection: LightConnection, first: int) -> tuple[int, int]:
+        """Id and pid of the first ready replica from `first` on; waits for one if there is none."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                replicas = (await connection.request(None, method="GET", path="/v1/replicas")).json()["data"]
+                for replica in replicas[first:] + replicas[:first]:
+                    if replica["state"] == "ready":
+                        return replica["id"], replica["pid"]
+                await asyncio.sleep(0.05)  # over HTTP there is nothing to wait on
 
     def _hit(self, blow: Blow, replica_id: int, pid: int) -> bool:
         if blow is Blow.FORKSERVER:
