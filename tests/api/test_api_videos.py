@@ -350,3 +350,23 @@ async def test_with_keys_a_caller_sees_and_deletes_only_its_own(start: Start) ->
 
     assert await seen_by("two") == (0, 404, 404)
     assert await seen_by("boss") == (1, 200, 200)
+
+
+async def test_a_key_names_one_job_as_long_as_that_is_kept(start: Start) -> None:
+    server = await start()
+
+    async def post(key: str, prompt: str = "a") -> httpx.Response:
+        return await server.client.post(
+            "/v1/videos", files={"prompt": (None, prompt)}, headers={"idempotency-key": key}
+        )
+
+    answers = [await answer for answer in [asyncio.create_task(post("k")) for _ in range(3)]]
+    (job_id,) = {answer.json()["id"] for answer in answers}
+    assert len(server.orchestrator.submitted) == 1
+    server.orchestrator.finish()
+    await server.ended(job_id)
+    again = (await post("k")).json()
+    assert (again["id"], again["status"]) == (job_id, "completed")
+    assert error_of(await post("k", "b"))[:3] == (409, "conflict", "idempotency-key")
+    await server.client.delete(f"/v1/videos/{job_id}")
+    assert (await post("k", "b")).json()["id"] != job_id

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from triptych.api.forms import parse_form
 from triptych.errors import ErrorCode, TriptychError
 
-__all__ = ["ChunkedJson", "json_response", "read_json_object", "read_json_or_form"]
+__all__ = ["ChunkedJson", "json_response", "read_body", "read_json_object", "read_json_or_form"]
 
 _JSON, _FORM = "application/json", "multipart/form-data"
 
@@ -36,6 +36,11 @@ async def read_json_or_form(request: Request, *, max_bytes: int) -> tuple[dict[s
         # Finding the parts of a large form takes as long as many small requests.
         return await asyncio.to_thread(parse_form, body, request.headers["content-type"]), True
     return _json_object(body), False
+
+
+async def read_body(request: Request, *, max_bytes: int) -> bytes | bytearray:
+    """The body as it came. Raises `TriptychError` when it is too large."""
+    return await _read(request.receive, max_bytes)
 
 
 def _json_object(body: bytes | bytearray) -> dict[str, Any]:
@@ -62,7 +67,7 @@ class ChunkedJson(Response):
         self._chunks = chunks
         self.status_code = 200
         self.background = None
-        length = sum(map(len, chunks))
+        self.size_bytes = length = sum(map(len, chunks))
         self.raw_headers = [(b"content-type", b"application/json"), (b"content-length", str(length).encode()), *headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from triptych.api.access import ApiKeys
+from triptych.api.idempotency import Answers, Endpoint, idempotent
 from triptych.api.media import MediaReader
 from triptych.api.results import Results
 from triptych.config.parameters import Limits, SamplingDefaults, unsupported_parameters
@@ -41,7 +42,12 @@ class ApiContext:
     public_url: str | None
     results: Results
     media: MediaReader
+    _answers: Answers = field(default_factory=Answers, init=False)
     _announced: ModelInfo | None = field(default=None, init=False)
+
+    def idempotent(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint, made to heed `Idempotency-Key`."""
+        return idempotent(endpoint, self._answers, max_body_size=self.max_body_size)
 
     @property
     def model_name(self) -> str:

@@ -61,8 +61,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
     return [
-        Route("/v1/images/generations", create, methods=["POST"]),
-        Route("/v1/images/edits", edit, methods=["POST"]),
+        Route("/v1/images/generations", context.idempotent(create), methods=["POST"]),
+        Route("/v1/images/edits", context.idempotent(edit), methods=["POST"]),
     ]
 
 

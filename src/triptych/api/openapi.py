@@ -59,7 +59,7 @@ class _Operation:
 
 _OPERATIONS: dict[tuple[str, str], _Operation] = {
     ("POST", "/v1/images/generations"): _Operation(
-        "Make pictures", "Images", "ImagesBody", _WORK, answer_types=_STREAMED
+        "Make pictures", "Images", "ImagesBody", _WORK | {ErrorCode.CONFLICT}, answer_types=_STREAMED
     ),
     ("POST", "/v1/chat/completions"): _Operation(
         "Make outputs in a chat", "ChatCompletion", "ChatBody", _WORK, answer_types=_STREAMED

@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from triptych.api.access import visible_to
+from triptych.api.access import owner_of, visible_to
 from triptych.api.body import json_response, read_json_or_form
 from triptych.api.context import ApiContext
 from triptych.api.errors import envelope
 from triptych.api.fields import VIDEO_FIELDS, BodyFields
 from triptych.api.generation import log_failure, validated_request
+from triptych.api.idempotency import check_same_request, idempotency_of
 from triptych.api.media import sources_of
 from triptych.api.middleware import request_ids
 from triptych.api.video_files import thumbnail_response, video_response
@@ -40,6 +41,11 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     jobs = context.jobs
 
     async def create(request: Request) -> Response:
+        named = idempotency_of(request)
+        if named is not None and (job := jobs.find_by_key(named.key, owner=owner_of(request.scope))) is not None:
+            if job.idempotency is not None:
+                check_same_request(named, job.idempotency)
+            return json_response(_shown(context, job))
         body, is_form = await read_json_or_form(request, max_bytes=context.max_body_size)
         fields = VIDEO_FIELDS.sort(body, is_form=is_form)
         context.check_model(fields.own.get("model"))
@@ -49,6 +55,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
             job = await jobs.create(
                 generation,
                 patient="timeout" not in fields.common,
+                idempotency=named,
                 ignored_parameters=tuple(fields.ignored),
             )
         except TriptychError as error:
@@ -94,7 +101,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         return await (thumbnail_response(path) if variant == "thumbnail" else video_response(path))
 
     return [
-        Route("/v1/videos", create, methods=["POST"]),
+        Route("/v1/videos", context.idempotent(create), methods=["POST"]),
         Route("/v1/videos", listing, methods=["GET"]),
         Route("/v1/videos/{video_id}/content", content, methods=["GET"]),
         Route("/v1/videos/{video_id}", OneVideo),
