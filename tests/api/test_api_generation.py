@@ -151,7 +151,7 @@ async def test_a_prompt_beside_messages_is_unknown(client: httpx.AsyncClient) ->
         ({"stream": 1}, "invalid_value", "stream"),
         ({"model": "other"}, "model_not_found", "model"),
         ({"model": 3}, "invalid_value", "model"),
-        ({"lora": {"name": "x"}}, "not_available", "lora"),
+        ({"lora": {"name": "x"}}, "invalid_value", "lora.name"),
         ({"num_inference_step": 3}, "unknown_parameter", "num_inference_step"),
         ({"x" * 1000: 3}, "unknown_parameter", "x" * 256),
         ({"extra_params": {}}, "unknown_parameter", "extra_params"),

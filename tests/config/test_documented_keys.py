@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from triptych.config.switches import CompileConfig, NamedSwitch, QuantizationConfig
 from triptych.config.tree import EngineArgs, ParallelConfig, RuntimeConfig, SimulatedConfig, StageConfig, StageFile
 
 PAGE = re.sub(
@@ -17,7 +18,11 @@ NAMES = {name for code in re.findall(r"`([^`]+)`", PAGE) for name in re.findall(
 
 
 @pytest.mark.parametrize(
-    "section", [StageFile, StageConfig, RuntimeConfig, EngineArgs, ParallelConfig, SimulatedConfig]
+    "section",
+    [
+        *(StageFile, StageConfig, RuntimeConfig, EngineArgs, ParallelConfig, SimulatedConfig),
+        *(CompileConfig, QuantizationConfig, NamedSwitch),
+    ],
 )
 def test_every_key_of_a_stage_file_is_on_the_page(section: type[BaseModel]) -> None:
     assert set(section.model_fields) - NAMES == set()
@@ -27,6 +32,6 @@ def test_every_section_of_the_tree_is_looked_at() -> None:
     from triptych.config import tree
 
     sections = {name for name, kind in vars(tree).items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
-    assert sections - {"BaseModel", "_Section"} == {
+    assert sections - {"BaseModel", "Section"} == {
         *("StageFile", "StageConfig", "RuntimeConfig", "EngineArgs", "ParallelConfig", "SimulatedConfig"),
     }

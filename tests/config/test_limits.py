@@ -71,7 +71,6 @@ def test_a_side_that_the_format_cannot_have_is_refused(output_format: str, limit
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"lora": {"name": "x"}}, "lora"),
         ({"extra_args": {"latents": 1}}, "extra_args.latents"),
         ({"n": 1, "num_outputs_per_prompt": 2}, "num_outputs_per_prompt"),
         ({"seed": 2**63 - 1, "n": 2}, "seed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from triptych.config.parameters import (
     validate_defaults,
 )
 from triptych.errors import ConfigError, ErrorCode, TriptychError
-from triptych.messages import GenerationRequest, ModelInfo
+from triptych.messages import GenerationRequest, Lora, ModelInfo
 
 LIMITS = Limits(max_pixels=512 * 512, max_num_frames=81, max_num_inference_steps=100, request_timeout_s=60)
 EVERYTHING = (
@@ -304,8 +305,14 @@ def test_extra_args_add_to_those_of_the_stage_file_and_null_is_the_default() -> 
     }
 
 
-def test_lora_is_checked_and_then_not_available() -> None:
-    assert refusal({"lora": {"name": "x", "scale": 2}}).code is ErrorCode.NOT_AVAILABLE
+def test_a_lora_is_one_of_those_that_are_registered() -> None:
+    info = msgspec.structs.replace(IMAGE, loras=("one", "two"))
+    assert build({"lora": {"name": "two", "scale": 2}}, info=info).params.lora == Lora("two", 2.0)
+    assert build({"lora": {"name": "one"}}, info=info).params.lora == Lora("one", 1.0)
+    unknown = refusal({"lora": {"name": "x"}}, info=info)
+    assert (unknown.code, unknown.param) == (ErrorCode.INVALID_VALUE, "lora.name")
+    assert unknown.message == "lora.name must be one of one, two, got 'x'"
+    assert "none is registered" in refusal({"lora": {"name": "x"}}).message
     assert refusal({"lora": {"name": "x", "scale": 11}}).param == "lora.scale"
     assert refusal({"lora": {"scale": 1}}).code is ErrorCode.MISSING_PARAMETER
     assert refusal({"lora": {"name": "x", "path": "/etc"}}).code is ErrorCode.UNKNOWN_PARAMETER

@@ -148,14 +148,6 @@ UNAVAILABLE_IN_FILE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"num_replicas": 1, "executor": "ray"}, {}, "runtime.executor"),
     ({}, {"parallel_config": {"world_size": 2}}, "engine_args.parallel_config"),
     ({}, {"parallel_config": {"tensor_parallel_size": 2}}, "engine_args.parallel_config"),
-    ({}, {"lora_modules": {"a": "/a"}}, "engine_args.lora_modules"),
-    ({}, {"compile": True}, "engine_args.compile"),
-    ({}, {"attention_backend": "flash"}, "engine_args.attention_backend"),
-    ({}, {"quantization": "fp8"}, "engine_args.quantization"),
-    ({}, {"cache": {"kind": "first_block"}}, "engine_args.cache"),
-    ({}, {"offload": "model"}, "engine_args.offload"),
-    ({}, {"vae_tiling": True}, "engine_args.vae_tiling"),
-    ({}, {"vae_slicing": True}, "engine_args.vae_slicing"),
 ]
 
 
@@ -176,7 +168,6 @@ def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
     [
         ({"executor": "ray"}, "--executor"),
         ({"ray_address": "auto"}, "--ray-address"),
-        ({"lora_modules": ["a=b"]}, "--lora-modules"),
     ],
 )
 def test_a_flag_that_is_not_built_is_refused_by_its_name(given: dict[str, object], option: str) -> None:
@@ -186,6 +177,23 @@ def test_a_flag_that_is_not_built_is_refused_by_its_name(given: dict[str, object
     ((_, value),) = given.items()
     with pytest.raises(ConfigError, match=f"^{variable}: not available in this version"):
         plan(read_settings({}, {variable: ",".join(value) if isinstance(value, list) else str(value)}))
+
+
+def test_loras_of_flag_and_file_are_looked_for_before_anything_loads(tmp_path: Path, pipeline: Path) -> None:
+    lora = tmp_path / "style.safetensors"
+    with pytest.raises(ConfigError, match=r"^--lora-modules: style: no such file or folder; found '/nowhere'"):
+        plan(read_settings({"model": str(pipeline), "lora_modules": ["style=/nowhere"]}, {}))
+    path = write(tmp_path, model=str(pipeline), lora_modules={"style": str(lora)})
+    with pytest.raises(ConfigError, match=r"stages\[0\].engine_args.lora_modules: style: no such file or folder"):
+        plan(ServeSettings(stage_configs_path=path))
+    lora.write_bytes(b"")
+    assert plan(ServeSettings(stage_configs_path=path)).replicas[0].engine_args["lora_modules"] == {"style": str(lora)}
+
+
+def test_switches_that_exclude_each_other_are_told_with_flags_in_place(tmp_path: Path, pipeline: Path) -> None:
+    path = write(tmp_path, model=str(pipeline), cache="first_block_cache")
+    with pytest.raises(ConfigError, match=r"stages\[0\].engine_args.cache: a step cache keeps .* max_num_seqs is 2"):
+        plan(ServeSettings(stage_configs_path=path, max_num_seqs=2), refuse_unavailable=False)
 
 
 def test_trivial_values_of_what_is_not_built_are_accepted(tmp_path: Path, pipeline: Path) -> None:
@@ -245,6 +253,14 @@ def test_listening_beyond_loopback_without_keys_is_worth_a_warning() -> None:
         ({}, {"deterministic": True}, "engine_args.deterministic"),
         ({}, {"warmup": False}, "engine_args.warmup"),
         ({}, {"revision": "main"}, "engine_args.revision"),
+        ({}, {"compile": True}, "engine_args.compile"),
+        ({}, {"attention_backend": "flash"}, "engine_args.attention_backend"),
+        ({}, {"quantization": "layerwise_casting"}, "engine_args.quantization"),
+        ({}, {"cache": "first_block_cache"}, "engine_args.cache"),
+        ({}, {"offload": "model"}, "engine_args.offload"),
+        ({}, {"vae_tiling": True}, "engine_args.vae_tiling"),
+        ({}, {"vae_slicing": True}, "engine_args.vae_slicing"),
+        ({}, {"lora_modules": {"a": "/a"}}, "engine_args.lora_modules"),
     ],
 )
 def test_keys_that_the_simulated_engine_does_not_read_are_refused_with_it(

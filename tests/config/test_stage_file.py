@@ -223,7 +223,7 @@ BAD_FILES: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     ),
     "warm-up that is no switch": (
         engine("warmup: 3"),
-        ("stages[0].engine_args.warmup", "found 3", "wanted true or false"),
+        ("stages[0].engine_args.warmup", "found 3", "wanted true, false, or a list of"),
     ),
     "preset of too many steps": (
         STAGE + "    default_sampling_params: {num_inference_steps: 5000}\n",

@@ -109,7 +109,7 @@ def test_missing_memory_is_out_of_memory(sd15: EngineRun, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("unit", "code", "param"),
     [
-        ({"lora": Lora("style")}, ErrorCode.NOT_AVAILABLE, "lora"),
+        ({"lora": Lora("style")}, ErrorCode.INVALID_VALUE, "lora.name"),
         ({"output": OutputSpec("mp4")}, ErrorCode.INVALID_VALUE, "output_format"),
         ({"true_cfg_scale": 4.0}, ErrorCode.UNSUPPORTED_PARAMETER, "true_cfg_scale"),
         ({"num_frames": 5}, ErrorCode.UNSUPPORTED_PARAMETER, "num_frames"),

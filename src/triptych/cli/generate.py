@@ -63,7 +63,8 @@ def generate(
     seconds: Annotated[float | None, typer.Option(help="Length of a clip, instead of frames.")] = None,
     output_format: Annotated[str | None, typer.Option(help="png, jpeg or webp.", show_default="by suffix")] = None,
     output_compression: Annotated[int | None, typer.Option(help="0 to 100; quality of jpeg and webp.")] = None,
-    lora: Annotated[str | None, typer.Option(help="Not available in this version.")] = None,
+    lora: Annotated[str | None, typer.Option(help="Name of a LoRA of the stage file.")] = None,
+    lora_scale: Annotated[float | None, typer.Option(help="Its strength, -10 to 10.", show_default="1")] = None,
     extra_args: Annotated[str | None, typer.Option(help="JSON object of further arguments of the pipeline.")] = None,
 ) -> None:
     """Make one picture or clip without a server."""
@@ -87,9 +88,10 @@ def _run(
 ) -> None:
     # 1. What can be found out without weights.
     fields["extra_args"] = _json_object(fields["extra_args"])
-    fields["lora"] = {"name": fields["lora"]} if fields["lora"] is not None else None
+    fields["lora"] = _lora(fields.pop("lora"), fields.pop("lora_scale"))
     if output is not None and fields["output_format"] is None and _format_of(output) in ("jpeg", "webp"):
         fields["output_format"] = _format_of(output)
+    from triptych.config.lora import resolve_lora
     from triptych.config.parameters import check_without_model, parse_parameters
     from triptych.config.plan import build_plan
     from triptych.config.settings import read_settings
@@ -102,6 +104,7 @@ def _run(
     settings = read_settings(asked, {}, options={"model": "--model"})
     check_without_model(parameters, settings.limits())
     plan = build_plan(settings)
+    resolve_lora(parameters.lora, registered=plan.stage.engine_args.lora_modules)
     # 2. Weights, and what they take.
     from triptych.cli.generation import Generation
 
@@ -113,6 +116,14 @@ def _run(
         path = target if request.n == 1 else target.with_stem(f"{target.stem}-{picture.unit}")
         _write(path, picture.data)
         typer.echo(_summary(path, picture, request))
+
+
+def _lora(name: str | None, scale: float | None) -> dict[str, Any] | None:
+    if name is None:
+        if scale is not None:
+            raise ConfigError("needs --lora", where="--lora-scale", found=scale)
+        return None
+    return {"name": name} if scale is None else {"name": name, "scale": scale}
 
 
 def _json_object(text: str | None) -> Any:

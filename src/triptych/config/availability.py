@@ -21,14 +21,6 @@ _OFF: tuple[Any, ...] = (None, False, (), {}, [], "", "none", "off")
 _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("runtime.executor", lambda stage: stage.runtime.executor if stage.runtime.executor != "process" else None),
     ("engine_args.parallel_config", lambda stage: _several_devices(stage)),
-    ("engine_args.lora_modules", lambda stage: stage.engine_args.lora_modules),
-    ("engine_args.compile", lambda stage: stage.engine_args.compile),
-    ("engine_args.attention_backend", lambda stage: stage.engine_args.attention_backend),
-    ("engine_args.quantization", lambda stage: stage.engine_args.quantization),
-    ("engine_args.cache", lambda stage: stage.engine_args.cache),
-    ("engine_args.offload", lambda stage: stage.engine_args.offload),
-    ("engine_args.vae_tiling", lambda stage: stage.engine_args.vae_tiling),
-    ("engine_args.vae_slicing", lambda stage: stage.engine_args.vae_slicing),
 )
 
 # Settings that are not a key of the stage as well.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Location",
     "NamedPaths",
     "Problem",
+    "Section",
     "explain",
     "key_path",
     "parse_device_ids",
@@ -37,6 +38,12 @@ _BYTE_UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
 }
+
+
+class Section(BaseModel):
+    """One YAML mapping: frozen, strict, and without keys that nobody reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def problem(message: str, wanted: str) -> PydanticCustomError:

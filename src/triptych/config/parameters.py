@@ -26,6 +26,7 @@ from triptych.config.limits import (
     check_steps,
     check_timeout,
 )
+from triptych.config.lora import resolve_lora
 from triptych.config.parameter_errors import (
     MAX_TEXT_CHARACTERS,
     first_error,
@@ -190,6 +191,7 @@ def build_request(
 
     `inputs` are the pictures and the mask, their pixels in `frames`; without a size the output is as large as they.
     """
+    lora = resolve_lora(parameters.lora, registered=info.loras)
     info = call_with(inputs, info, limits)
     _check_supported(parameters, info)
     n, video = _count(parameters) or _count(defaults) or 1, info.kind == "video"
@@ -217,6 +219,7 @@ def build_request(
         strength=strength,
         num_frames=num_frames,
         fps=fps,
+        lora=lora,
         extra_args=_resolve_extra_args(parameters, defaults, info),
     )
     return GenerationRequest(
@@ -261,9 +264,7 @@ def _is_supported(name: str, parameters: SamplingDefaults, info: ModelInfo) -> b
 
 
 def _check_names(said: SamplingDefaults) -> None:
-    """What is wrong whatever the values are: two names that disagree, reserved names, what is not built."""
-    if isinstance(said, CommonParameters) and said.lora is not None:
-        raise TriptychError(ErrorCode.NOT_AVAILABLE, "lora is not available in this version", param="lora")
+    """What is wrong whatever the values are: two names that disagree, and reserved names."""
     for name in said.extra_args or {}:
         if _is_reserved(name):
             message = f"extra_args may not set {shown(name)}: the name is reserved"

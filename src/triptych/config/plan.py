@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel
+
 from triptych.config.availability import unavailable
+from triptych.config.combinations import check_combinations
 from triptych.config.devices import Assignment, Machine, Origin, assign_devices, check_devices, discover_machine
 from triptych.config.model_source import ModelSource, resolve_model
 from triptych.config.parameters import SamplingDefaults, validate_defaults
@@ -46,6 +49,14 @@ _DIFFUSERS_KEYS = (
     ("engine_args", "warmup"),
     ("engine_args", "max_num_batched_pixels"),
     ("engine_args", "revision"),
+    ("engine_args", "compile"),
+    ("engine_args", "attention_backend"),
+    ("engine_args", "quantization"),
+    ("engine_args", "cache"),
+    ("engine_args", "offload"),
+    ("engine_args", "vae_tiling"),
+    ("engine_args", "vae_slicing"),
+    ("engine_args", "lora_modules"),
 )
 
 
@@ -101,6 +112,7 @@ def build_plan(
     refused = (f"{part}; `serve` refuses this" for part in missing)
     machine = _machine_for(settings, machine or discover_machine(environ))
     assignments, notes = assign_devices(stage, machine, origin=origin, environ=environ)
+    check_combinations(stage.engine_args, kind=assignments[0].kind, origin=origin)
     stage = _effective(stage, assignments, source)
     # The file says where the weights are; MODEL then says how clients call them.
     names = settings.served_model_names or (settings.model or source.name,)
@@ -168,7 +180,8 @@ def _check_engine_keys(stage: StageConfig, *, origin: Origin) -> None:
     for section, key in _DIFFUSERS_KEYS:
         part = getattr(stage, section)
         if (found := getattr(part, key)) != type(part).model_fields[key].default:
-            raise ConfigError("read by engine diffusers only", where=origin(f"{section}.{key}"), found=found)
+            shown = found.model_dump(exclude_defaults=True) if isinstance(found, BaseModel) else found
+            raise ConfigError("read by engine diffusers only", where=origin(f"{section}.{key}"), found=shown)
 
 
 def _effective(stage: StageConfig, assignments: tuple[Assignment, ...], source: ModelSource) -> StageConfig:
@@ -222,7 +235,7 @@ def _missing_model(
 def _replica_specs(
     settings: ServeSettings, stage: StageConfig, assignments: tuple[Assignment, ...], *, model: str
 ) -> tuple[ReplicaSpec, ...]:
-    engine_args = stage.engine_args.model_dump(mode="json")
+    engine_args = stage.engine_args.model_dump(mode="json", exclude_unset=True)
     return tuple(
         ReplicaSpec(
             replica_id=number,

@@ -9,27 +9,19 @@ from __future__ import annotations
 from math import prod
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PrivateAttr, model_validator
 
-from triptych.config.fields import DeviceIds
+from triptych.config.fields import DeviceIds, Section, problem
+from triptych.config.switches import AttentionBackend, Cache, Compile, Offload, Quantization, WarmUp
 
 __all__ = ["EngineArgs", "ParallelConfig", "RuntimeConfig", "SimulatedConfig", "StageConfig", "StageFile"]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 _MAX_COUNT = 1024
 _Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 
 
-def _clash(problem: str, wanted: str) -> PydanticCustomError:
-    return PydanticCustomError("unfit", "{problem}", {"problem": problem, "wanted": wanted})
-
-
-class ParallelConfig(_Section):
+class ParallelConfig(Section):
     """Devices of one replica: `world_size`, or the product of the degrees; given both, they must agree."""
 
     world_size: _Count | None = None
@@ -51,16 +43,16 @@ class ParallelConfig(_Section):
         degrees = self._degrees()
         if self.world_size is not None and degrees and prod(degrees.values()) != self.world_size:
             product = " x ".join(f"{name} {value}" for name, value in degrees.items())
-            raise _clash(
+            raise problem(
                 f"world_size is {self.world_size} but {product} = {prod(degrees.values())}",
                 "world_size equal to the product of the degrees, or only one of the two",
             )
         if self.devices_per_replica > _MAX_COUNT:
-            raise _clash(f"a replica would take {self.devices_per_replica} devices", f"at most {_MAX_COUNT}")
+            raise problem(f"a replica would take {self.devices_per_replica} devices", f"at most {_MAX_COUNT}")
         return self
 
 
-class SimulatedConfig(_Section):
+class SimulatedConfig(Section):
     """`engine: simulated`: whole service time, or time per step times steps (seconds); what is made and shown."""
 
     seconds_per_request: float | None = Field(default=None, ge=0)
@@ -71,11 +63,11 @@ class SimulatedConfig(_Section):
     @model_validator(mode="after")
     def _one_clock(self) -> Self:
         if self.seconds_per_request is not None and self.seconds_per_step is not None:
-            raise _clash("two service times are given", "seconds_per_request or seconds_per_step, not both")
+            raise problem("two service times are given", "seconds_per_request or seconds_per_step, not both")
         return self
 
 
-class EngineArgs(_Section):
+class EngineArgs(Section):
     """How one replica loads and runs its model."""
 
     model: str | None = Field(default=None, min_length=1)
@@ -85,29 +77,29 @@ class EngineArgs(_Section):
     max_num_batched_pixels: _Count | None = None
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     deterministic: bool = False
-    warmup: bool = True
-    compile: Any = None
-    attention_backend: str | None = None
-    quantization: Any = None
-    cache: Any = None
-    offload: Any = None
+    warmup: WarmUp = True
+    compile: Compile = None
+    attention_backend: AttentionBackend = None
+    quantization: Quantization = None
+    cache: Cache = None
+    offload: Offload = None
     vae_tiling: bool = False
     vae_slicing: bool = False
-    lora_modules: dict[str, str] = {}
+    lora_modules: dict[str, str] = Field(default={})
     revision: str | None = None
     simulated: SimulatedConfig = SimulatedConfig()
 
     @model_validator(mode="after")
     def _simulated_is_read(self) -> Self:
         if "simulated" in self.model_fields_set and self.engine != "simulated":
-            raise _clash(
+            raise problem(
                 f"`simulated` is read by engine simulated only, and engine is {self.engine!r}",
                 "`engine: simulated`, or no `simulated` section",
             )
         return self
 
 
-class RuntimeConfig(_Section):
+class RuntimeConfig(Section):
     """Where and how often the stage runs. `devices` are logical ids in list order."""
 
     devices: DeviceIds | None = None
@@ -119,17 +111,17 @@ class RuntimeConfig(_Section):
     max_parallel_loads: _Count = 4
 
 
-class StageConfig(_Section):
+class StageConfig(Section):
     """One stage: today the only one, of type diffusion."""
 
     stage_id: int = Field(ge=0)
     stage_type: Literal["diffusion"]
     runtime: RuntimeConfig = RuntimeConfig()
     engine_args: EngineArgs = EngineArgs()
-    default_sampling_params: dict[str, Any] = {}
+    default_sampling_params: dict[str, Any] = Field(default={})
 
 
-class StageFile(_Section):
+class StageFile(Section):
     """The whole file."""
 
     stages: Annotated[tuple[StageConfig, ...], Field(strict=False)]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import queue
 import resource
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,17 +24,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from triptych.config.tree import EngineArgs
 from triptych.engine.base import Emit, EngineStartError
 from triptych.engine.denoised import SchedulerStep
-from triptych.engine.failures import failure_of, is_out_of_memory
+from triptych.engine.failures import failure_of, is_out_of_memory, one_line
 from triptych.engine.hub import Hub, Task, UnitAborted
-from triptych.engine.loading import load_pipeline, locate_model, one_line
+from triptych.engine.loading import load_pipeline, locate_model
+from triptych.engine.lora import Loras
 from triptych.engine.model_settings import read_settings
-from triptych.engine.pipeline_modes import PipelineModes
+from triptych.engine.pipeline_modes import Mode, PipelineModes
+from triptych.engine.pipeline_view import OnStep
 from triptych.engine.pixels import to_pixels
 from triptych.engine.previews import PreviewMaker
 from triptych.engine.progress import ProgressReporter
-from triptych.engine.warm_up_clock import WarmUpClock
+from triptych.engine.switches import enable_cache
+from triptych.engine.warm_up import warm_up
 from triptych.errors import ErrorCode, TriptychError
 from triptych.media.codecs import CODECS
 from triptych.messages import (
@@ -50,7 +54,6 @@ from triptych.messages import (
     ReplicaSpec,
     SamplingParams,
     Update,
-    WarmUp,
 )
 from triptych.wire import Frame
 
@@ -59,8 +62,6 @@ __all__ = ["DiffusersEngine"]
 _log = logging.getLogger(__name__)
 
 _ENCODERS = 2
-_WARM_UP_SIDE = 128
-_WARM_UP_PROMPTS = ("a", "a longer prompt")
 _CLIP_PREVIEW = OutputSpec("jpeg", 90)  # of its first frame
 _MB = 1024 * 1024
 
@@ -109,6 +110,9 @@ class DiffusersEngine:
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._pipe: Any = None
         self._modes: PipelineModes
+        self._latest_view: Callable[[], Any] = lambda: None
+        self._loras: Loras
+        self._cleans_up = False
 
     # ---- called from any thread
 
@@ -139,16 +143,33 @@ class DiffusersEngine:
         self._loading = True
         folder = locate_model(self._spec)
         settings = read_settings(folder)
-        self._pipe = load_pipeline(self._spec, folder)
+        args = EngineArgs.model_validate(self._spec.engine_args, strict=False)
+        self._pipe, self._loras = load_pipeline(self._spec, args, folder)
         try:
             self._modes = PipelineModes(self._pipe, settings)
         except (TypeError, NameError, AttributeError, KeyError) as error:
             name = type(self._pipe).__name__
             raise EngineStartError(f"model {self._spec.model!r}: {name} cannot be served: {one_line(error)}") from error
+        if args.cache is not None:
+            enable_cache(self._pipe, args.cache, timestep=lambda: self._latest_view().current_timestep)
         self._hub.attach(self._pipe)
-        warm_up = None if self._spec.engine_args.get("warmup") is False else self._warm_up()
+        self._hub.before_group = self._loras.activate
+        measured = warm_up(
+            self._hub,
+            functools.partial(self._view, self._modes.loaded),
+            self._modes,
+            wanted=args.warmup,
+            spec=self._spec,
+        )
+        # What a unit that was stopped half-way has left would be taken for the next one's.
+        self._cleans_up = args.cache is not None or (args.offload is not None and args.offload.name == "model")
         self._loading = False
-        return msgspec.structs.replace(self._modes.info, warm_up=warm_up)
+        return msgspec.structs.replace(self._modes.info, loras=self._loras.names, warm_up=measured)
+
+    def _view(self, mode: Mode, on_step: OnStep) -> Any:
+        view = mode.views.view(on_step)
+        self._latest_view = weakref.ref(view)
+        return view
 
     def close(self) -> None:
         """Detach the hub from the models, which live on (for tests and embedding)."""
@@ -213,15 +234,19 @@ class DiffusersEngine:
             kind = mode.interface.info.kind
             message = f"output format {unit.output.format} does not fit a model that makes one {kind}"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="output_format")
+        group = self._loras.state(unit.params.lora)
         arguments = mode.interface.arguments(unit, frames)
+        if self._cleans_up:
+            self._pipe.maybe_free_model_hooks()
         steps = arguments.get("num_inference_steps") or mode.interface.info.default_num_inference_steps
         progress = ProgressReporter(unit.address, self._emit, steps=steps)
-        view = progress.pipe = mode.views.view(self._step_listener(unit, progress))
+        view = progress.pipe = self._view(mode, self._step_listener(unit, progress))
         task = Task(
             functools.partial(view, **arguments),
             priority=unit.priority,
             alone=unit.alone,
             pixels=mode.interface.pixels(unit.params),
+            group=group,
             on_phase=progress.on_phase,
         )
         if self._spec.device_kind == "cuda" and not self._running:
@@ -339,38 +364,3 @@ class DiffusersEngine:
             self._emit(preview, (data,))
         finally:
             self._commands.put(_Wake())
-
-    def _warm_up(self) -> WarmUp | None:
-        """Small pictures of two steps: weights are read, kernels chosen, faults found, merged forwards checked."""
-        mode, info = self._modes.loaded, self._modes.info
-        if self._modes.takes_pictures_itself:
-            return None  # it would take a picture, and every such pipeline wants another kind
-        side = min(_WARM_UP_SIDE, info.default_width, info.default_height)
-        side = math.ceil(side / info.size_multiple) * info.size_multiple
-        width, height = info.sizes[0] if info.sizes else (side, side)
-        sized = {"width", "height"}.issubset(info.parameters)
-        params = SamplingParams(
-            prompt="a",
-            seed=0,
-            width=width if sized else None,
-            height=height if sized else None,
-            num_inference_steps=2 if "num_inference_steps" in info.parameters else None,
-            num_frames=info.frame_multiple + 1 if info.kind == "video" else None,
-        )
-        clock = WarmUpClock(device_kind=self._spec.device_kind)
-        tasks: list[Task] = []
-        for prompt in _WARM_UP_PROMPTS[: self._spec.max_num_seqs]:
-            unit = Generate(Address("warm-up", 0, 0, 0), msgspec.structs.replace(params, prompt=prompt))
-            view = mode.views.view((lambda scheduler: None) if tasks else clock.on_step)
-            tasks.append(Task(functools.partial(view, **mode.interface.arguments(unit, ()))))
-        for task in tasks:
-            self._hub.start(task)
-        while len(self._hub):
-            self._hub.step()
-        for error in (task.error for task in tasks if task.error is not None):
-            raise EngineStartError(
-                f"model {self._spec.model!r}: the warm-up at {width}x{height} failed: {one_line(error)}; "
-                "`warmup: false` starts without"
-            ) from error
-        pixels = width * height if sized else info.default_width * info.default_height
-        return clock.measured(pixels * (params.num_frames or 1))

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from triptych.engine.loading import one_line
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Address, Failure, SamplingParams
 
-__all__ = ["failure_of", "is_out_of_memory"]
+__all__ = ["failure_of", "is_out_of_memory", "one_line"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +36,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device, or on CPU the host, had no memory left."""
     cpu = isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)
     return cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
 
 
 def _checked_input(error: ValueError, pipe: Any) -> bool:

@@ -19,10 +19,14 @@ from diffusers import DiffusionPipeline
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from triptych.config.tree import EngineArgs
 from triptych.engine.base import EngineStartError
+from triptych.engine.failures import one_line
+from triptych.engine.lora import Loras
+from triptych.engine.switches import apply_switches, offload, quantization_arguments
 from triptych.messages import ReplicaSpec
 
-__all__ = ["load_pipeline", "locate_model", "one_line"]
+__all__ = ["load_pipeline", "locate_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,29 +53,29 @@ def locate_model(spec: ReplicaSpec) -> Path:
     return folder
 
 
-def load_pipeline(spec: ReplicaSpec, folder: Path) -> Any:
-    """The pipeline, on its device, silent. Raises `EngineStartError`."""
+def load_pipeline(spec: ReplicaSpec, args: EngineArgs, folder: Path) -> tuple[Any, Loras]:
+    """The pipeline with its LoRAs and switches, silent, where it will compute. Raises `EngineStartError`."""
     torch.set_num_threads(spec.cpu_threads)
     torch.backends.cudnn.deterministic = True
     _silence_libraries(spec)
-    dtype = _dtype(spec, folder)
+    dtype = _dtype(spec, args, folder)
+    quantized = quantization_arguments(args, folder)
     try:
         pipe: Any = DiffusionPipeline.from_pretrained(
-            str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False
+            str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False, **quantized
         )
-        if spec.device_kind == "cuda":
+        if spec.device_kind == "cuda" and args.offload is None:
             pipe.to("cuda")
     except Exception as error:
         raise EngineStartError(f"model {spec.model!r} ({folder}) cannot be loaded: {one_line(error)}") from error
     pipe.set_progress_bar_config(disable=True)
+    loras = Loras(pipe, args.lora_modules)
+    device = torch.device("cuda" if spec.device_kind == "cuda" else "cpu")
+    apply_switches(pipe, args, device=device, dtype=dtype)
+    if args.offload is not None:
+        offload(pipe, args.offload, device=device)
     _log.info("loaded %s from %s as %s", type(pipe).__name__, folder, str(dtype).removeprefix("torch."))
-    return pipe
-
-
-def one_line(error: BaseException) -> str:
-    """Type and first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
+    return pipe, loras
 
 
 def _silence_libraries(spec: ReplicaSpec) -> None:
@@ -82,14 +86,9 @@ def _silence_libraries(spec: ReplicaSpec) -> None:
             library.set_verbosity_error()
 
 
-def _dtype(spec: ReplicaSpec, folder: Path) -> torch.dtype:
-    name = spec.engine_args.get("dtype", "auto")
-    if name != "auto":
-        if name not in _DTYPES:
-            raise EngineStartError(
-                f"engine_args.dtype: {name!r} is unknown; wanted auto or one of {', '.join(_DTYPES)}"
-            )
-        return _DTYPES[name]
+def _dtype(spec: ReplicaSpec, args: EngineArgs, folder: Path) -> torch.dtype:
+    if args.dtype != "auto":
+        return _DTYPES[args.dtype]
     if spec.device_kind == "cuda":
         return torch.bfloat16
     on_disk = {dtype for path in folder.glob("*/*.safetensors") for dtype in _float_dtypes(path)}

@@ -16,8 +16,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from triptych.engine.collation import Samples, Unmergeable, gather, merge, split, tensors_of
-from triptych.engine.failures import is_out_of_memory
-from triptych.engine.loading import one_line
+from triptych.engine.failures import is_out_of_memory, one_line
 from triptych.engine.overrides import Override
 
 if TYPE_CHECKING:

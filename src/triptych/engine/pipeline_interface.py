@@ -130,8 +130,6 @@ class PipelineInterface:
         """Keyword arguments of the pipeline's call for one unit. Raises `TriptychError`."""
         params = unit.params
         arguments: dict[str, Any] = {"prompt": params.prompt, **self._call_args}
-        if params.lora is not None:
-            raise TriptychError(ErrorCode.NOT_AVAILABLE, "lora is not available in this version", param="lora")
         for name in _OPTIONAL:
             said = getattr(params, name)
             value = getattr(self._defaults, name) if said is None else said

@@ -25,7 +25,7 @@ from diffusers.pipelines.auto_pipeline import (
 )
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
-from triptych.engine.loading import one_line
+from triptych.engine.failures import one_line
 from triptych.engine.model_settings import ModelSettings
 from triptych.engine.pipeline_interface import PipelineInterface
 from triptych.engine.pipeline_view import ViewFactory

@@ -15,7 +15,7 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from triptych.engine.denoised import SchedulerStep
 
-__all__ = ["ViewFactory"]
+__all__ = ["OnStep", "ViewFactory"]
 
 OnStep = Callable[[SchedulerStep], None]
 
