@@ -111,6 +111,42 @@ def test_generate_with_links(client: openai.OpenAI) -> None:
         assert size_of(link.read()) == (256, 256)
 
 
+def drawn(client: openai.OpenAI) -> bytes:
+    """A picture that can be an input."""
+    return pictures(client.images.generate(prompt="x", size="256x256"))[0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_edit_takes_one_picture_or_several(client: openai.OpenAI, model: str, count: int) -> None:
+    picture = drawn(client)
+    files: Any = [(f"{index}.png", picture, "image/png") for index in range(count)]
+    answer = client.images.edit(
+        model=model,
+        image=files if count > 1 else picture,
+        prompt="make it blue",
+        n=2,
+        size="256x256",
+        output_format="webp",
+        output_compression=70,
+        extra_body={"seed": 0, "num_inference_steps": 2},
+    )
+    assert [edited[:4] for edited in pictures(answer)] == [b"RIFF"] * 2
+    assert answer.data is not None
+    assert [(image.model_extra or {})["seed"] for image in answer.data] == [0, 1]
+
+
+def test_a_stream_of_an_edit_has_the_events_of_edits(client: openai.OpenAI) -> None:
+    stream = client.images.edit(image=drawn(client), prompt="x", size="256x256", stream=True, partial_images=2)
+    events: list[Any] = list(stream)
+    assert [event.type for event in events] == ["image_edit.partial_image"] * 2 + ["image_edit.completed"]
+
+
+def test_a_file_that_is_no_picture_is_a_bad_request_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.edit(image=b"not a picture", prompt="x")
+    assert (caught.value.code, caught.value.param) == ("invalid_image", "image")
+
+
 @pytest.mark.parametrize("previews", [0, 1, 3])
 def test_a_stream_of_partial_pictures_ends_with_the_final_one(client: openai.OpenAI, previews: int) -> None:
     options: dict[str, Any] = {"prompt": "x", "size": "256x256", "extra_body": {"seed": 3, "num_inference_steps": 8}}

@@ -2,7 +2,7 @@
 
 Paths and methods come from the routes themselves, bodies from the tables and models that validate them, answers from
 the types that are encoded (see `openapi_schemas`), statuses from the table of error codes. `_OPERATIONS` only says
-which belongs to which; a route without an entry is listed with what any route may answer.
+which belongs to which; a route without an entry is listed with everything that a route may answer.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What a route takes and answers; `body` and `answer` name schemas, `codes` the ways in which it may fail."""
+    """What a route takes and answers; `body`, `form` and `answer` name schemas, `codes` the ways to fail."""
 
     summary: str
     answer: str | None = None
     body: str | None = None
     codes: frozenset[ErrorCode] = frozenset()
-    body_types: tuple[str, ...] = (_JSON,)
+    form: str | None = None
     answer_types: tuple[str, ...] = (_JSON,)
     body_required: bool = True
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -61,11 +61,19 @@ _OPERATIONS: dict[tuple[str, str], _Operation] = {
     ("POST", "/v1/images/generations"): _Operation(
         "Make pictures", "Images", "ImagesBody", _WORK | {ErrorCode.CONFLICT}, answer_types=_STREAMED
     ),
+    ("POST", "/v1/images/edits"): _Operation(
+        "Edit pictures",
+        "Images",
+        "EditBody",
+        _WORK | {ErrorCode.INVALID_IMAGE},
+        form="EditForm",
+        answer_types=_STREAMED,
+    ),
     ("POST", "/v1/chat/completions"): _Operation(
         "Make outputs in a chat", "ChatCompletion", "ChatBody", _WORK, answer_types=_STREAMED
     ),
     ("POST", "/v1/videos"): _Operation(
-        "Make a video", "Video", "VideoBody", _WORK | {ErrorCode.CONFLICT}, body_types=(_JSON, "multipart/form-data")
+        "Make a video", "Video", "VideoBody", _WORK | {ErrorCode.CONFLICT}, form="VideoForm"
     ),
     ("GET", "/v1/videos"): _Operation(
         "List videos",
@@ -143,7 +151,7 @@ def document(
         assert isinstance(route, Route)
         path = _CONVERTER.sub(r"{\1}", route.path)
         for method in _methods(route):
-            operation = _OPERATIONS.get((method, path)) or _Operation(f"{method} {path}")
+            operation = _OPERATIONS.get((method, path)) or _plain(f"{method} {path}")
             needs_key = context.keys.are_required and route in closed
             paths.setdefault(path, {})[method.lower()] = _described(operation, path, needs_key=needs_key)
     return {
@@ -156,6 +164,11 @@ def document(
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _plain(summary: str) -> _Operation:
+    """A route of which nothing more is said here."""
+    return _Operation(summary, codes=frozenset(ErrorCode), answer_types=())
 
 
 def _methods(route: Route) -> list[str]:
@@ -178,7 +191,9 @@ def _described(operation: _Operation, path: str, *, needs_key: bool) -> dict[str
         "security": [{"key": []}] if needs_key else [],
     }
     if operation.body is not None:
-        content = {media_type: {"schema": reference(operation.body)} for media_type in operation.body_types}
+        content = {_JSON: {"schema": reference(operation.body)}}
+        if operation.form is not None:
+            content["multipart/form-data"] = {"schema": reference(operation.form)}
         described["requestBody"] = {"required": operation.body_required, "content": content}
     return described
 

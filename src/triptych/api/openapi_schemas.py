@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from triptych.api.fields import CHAT_FIELDS, IMAGE_FIELDS, VIDEO_FIELDS, RouteFields
+from triptych.api.fields import CHAT_FIELDS, EDIT_FIELDS, IMAGE_FIELDS, VIDEO_FIELDS, RouteFields
 from triptych.api.replicas import ReplicaCount
 from triptych.api.requests import RequestPatch
 from triptych.config.parameters import CommonParameters, Limits, unsupported_parameters
@@ -31,6 +31,15 @@ _NUMBER: _Schema = {"type": "number"}
 _MAYBE_STRING: _Schema = {"type": ["string", "null"]}
 
 _EXAMPLE = "a red circle above a blue square"
+_EXAMPLE_PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5ErkJggg=="
+    ""
+)
+_PICTURE: _Schema = {
+    "description": "a picture or a list of them: data URL, base64 text, URL of an allowed host, in forms a file"
+}
+_UPLOAD: _Schema = {"type": "string", "format": "binary"}
 
 # Fields that a route has of its own; the common ones are in `CommonParameters`.
 _OWN: Mapping[str, _Schema] = {
@@ -43,6 +52,9 @@ _OWN: Mapping[str, _Schema] = {
     },
     "stream": {"type": ["boolean", "null"]},
     "stream_options": {"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}},
+    "image": _PICTURE,
+    "images": _PICTURE,
+    "mask": _PICTURE,
     "partial_images": {"type": ["integer", "null"], "minimum": 0, "maximum": 3},
     "response_format": {"enum": ["b64_json", "url", None]},
     "input_reference": {"description": "a picture to begin with: a file, a data URL, or an object with image_url"},
@@ -64,7 +76,10 @@ def schemas(limits: Limits, info: ModelInfo | None) -> dict[str, _Schema]:
         **definitions,
         "ImagesBody": _body(IMAGE_FIELDS, common["properties"], {"prompt": _EXAMPLE}),
         "ChatBody": _body(CHAT_FIELDS, common["properties"], {"messages": [{"role": "user", "content": _EXAMPLE}]}),
+        "EditBody": _body(EDIT_FIELDS, common["properties"], {"prompt": _EXAMPLE, "image": _EXAMPLE_PICTURE}),
+        "EditForm": _form(EDIT_FIELDS, common["properties"]),
         "VideoBody": _body(VIDEO_FIELDS, common["properties"], {"prompt": _EXAMPLE}),
+        "VideoForm": _form(VIDEO_FIELDS, common["properties"]),
         "Nothing": {"type": "object", "maxProperties": 0},
     }
     for model in (RequestPatch, ReplicaCount):
@@ -160,6 +175,15 @@ def _body(fields: RouteFields, common: Mapping[str, _Schema], example: Mapping[s
         "additionalProperties": False,
         "examples": [{**example, "seed": 7}, {**example, "n": 2, "size": "auto", "output_format": "jpeg"}],
     }
+
+
+def _form(fields: RouteFields, common: Mapping[str, _Schema]) -> _Schema:
+    """The same fields as parts of a form: pictures are files."""
+    body = _body(fields, common, {"prompt": _EXAMPLE})
+    uploads: dict[str, _Schema] = {name: _UPLOAD for name in ("image", "mask", "input_reference") if name in fields.own}
+    if "image" in uploads:
+        uploads["image[]"] = {"type": "array", "items": _UPLOAD}
+    return {**body, "properties": {**body["properties"], **uploads}}
 
 
 def _limit(properties: Mapping[str, _Schema], limits: Limits) -> None:
