@@ -1,14 +1,17 @@
-"""The server that the contract is tested against: any, by its address, else one with the simulated engine.
+"""The servers that the contract is tested against: any, by address, else ones with the simulated engine.
 
-`TRIPTYCH_CONTRACT_URL=http://host:8000` and, where it has keys, `TRIPTYCH_CONTRACT_KEY` name another one. Nothing but
-pytest and the client is imported here unless a server has to be started: these tests also run in the environments of
-other client versions.
+`TRIPTYCH_CONTRACT_URL=http://host:8000` names a server that makes pictures, `TRIPTYCH_CONTRACT_VIDEO_URL` one that
+makes videos, `TRIPTYCH_CONTRACT_KEY` their key where they have one. Nothing but pytest and the client is imported here
+unless a server has to be started: these tests also run in the environments of other client versions.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from contract_target import Target
@@ -18,18 +21,30 @@ _SIDE = 256
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    if url := os.environ.get("TRIPTYCH_CONTRACT_URL"):
+    with _target("TRIPTYCH_CONTRACT_URL", tmp_path_factory.mktemp("images"), kind="image") as target:
+        yield target
+
+
+@pytest.fixture(scope="session")
+def video_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with _target("TRIPTYCH_CONTRACT_VIDEO_URL", tmp_path_factory.mktemp("videos"), kind="video") as target:
+        yield target
+
+
+@contextmanager
+def _target(variable: str, folder: Path, *, kind: Literal["image", "video"]) -> Iterator[Target]:
+    if url := os.environ.get(variable):
         yield Target(url.rstrip("/"), os.environ.get("TRIPTYCH_CONTRACT_KEY", "none"))
         return
     from support.server_process import end, launch, wait_until, write_stage_file
 
-    folder = tmp_path_factory.mktemp("contract")
-    stages = write_stage_file(folder / "stages.yaml", replicas=2, seconds=0.0)
+    stages = write_stage_file(folder / "stages.yaml", replicas=2, seconds=0.0, kind=kind)
     with stages.open("a") as file:
         file.write(f"    default_sampling_params: {{width: {_SIDE}, height: {_SIDE}}}\n")
     keys = ["--api-key", "sk-contract", "--admin-api-key", "sk-contract-admin"]
     limits = ["--max-pixels", str(_SIDE * _SIDE), "--max-num-inference-steps", "50"]
-    server = launch(folder / "server.log", "--stage-configs-path", str(stages), *keys, *limits)
+    places = ["--stage-configs-path", str(stages), "--data-dir", str(folder / "data")]
+    server = launch(folder / "server.log", *places, *keys, *limits)
     server.client.headers["authorization"] = "Bearer sk-contract"
     try:
         wait_until(lambda: server.ready_replicas() == 2, 90, "two ready replicas")
