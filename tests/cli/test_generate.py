@@ -138,6 +138,24 @@ def test_an_existing_file_is_replaced_only_by_a_whole_one(stage_file: str) -> No
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
 
 
+def test_input_pictures_are_read_and_the_output_is_as_large_as_the_first(stage_file: str) -> None:
+    Image.new("RGB", (40, 24)).save("in.png")
+    Image.new("L", (40, 24), 255).save("mask.png")
+    given = ("--stage-configs-path", stage_file, "--image", "in.png", "--mask", "mask.png", "--strength", "0.5")
+    result = run("x", *given)
+    assert result.exit_code == 0, result.output
+    assert Image.open("triptych.png").size == (40, 24)
+
+
+def test_an_input_picture_that_cannot_be_used_is_exit_code_2(stage_file: str) -> None:
+    Path("broken.png").write_bytes(b"no picture")
+    for name, words in (("nowhere.png", "cannot be read"), ("broken.png", "is no picture in a known format")):
+        result = run("x", "--stage-configs-path", stage_file, "--image", name)
+        assert result.exit_code == 2
+        assert name in said(result)
+        assert words in said(result)
+
+
 def test_one_failed_output_ends_the_others(tmp_path: Path) -> None:
     path = tmp_path / "slow.yaml"
     path.write_text(STAGE_FILE.format(seconds=60))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from triptych.config.parameters import shown
 from triptych.errors import ErrorCode, TriptychError
 from triptych.media.data_urls import decode_data_url
-from triptych.media.inputs import Picture, decode_image, decode_mask, invalid_image
+from triptych.media.inputs import Picture, decode_image, decode_mask, framed, invalid_image
 from triptych.messages import MediaInput
 
 if TYPE_CHECKING:
@@ -83,11 +83,7 @@ class MediaReader:
             content = await self._fetched(source)
             decode = functools.partial(self._decode, source.param, content, is_mask=source is mask)
             decoded.append(await loop.run_in_executor(self._threads, decode))
-        inputs = tuple(
-            MediaInput("mask" if picture.mode == "L" else "image", picture.mode, picture.width, picture.height, number)
-            for number, picture in enumerate(decoded)
-        )
-        return inputs, tuple(picture.data for picture in decoded)
+        return framed(decoded)
 
     async def _fetched(self, source: MediaSource) -> bytes | str:
         content = source.content

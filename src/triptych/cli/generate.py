@@ -65,6 +65,8 @@ def generate(
     output_compression: Annotated[int | None, typer.Option(help="0 to 100; quality of jpeg and webp.")] = None,
     lora: Annotated[str | None, typer.Option(help="Name of a LoRA of the stage file.")] = None,
     lora_scale: Annotated[float | None, typer.Option(help="Its strength, -10 to 10.", show_default="1")] = None,
+    image: Annotated[list[Path] | None, typer.Option(help="Picture to work on; may be repeated.")] = None,
+    mask: Annotated[Path | None, typer.Option(help="Where to draw anew: transparent, or white.")] = None,
     extra_args: Annotated[str | None, typer.Option(help="JSON object of further arguments of the pipeline.")] = None,
 ) -> None:
     """Make one picture or clip without a server."""
@@ -72,25 +74,26 @@ def generate(
 
     with exit_codes(EngineStartError, OSError):
         fields = {name: value for name, value in locals().items() if name in _PARAMETERS}
-        _run(fields, output=output, model=model, stage_configs_path=stage_configs_path, revision=revision)
+        asked = {"model": model, "revision": revision}
+        if stage_configs_path is not None:
+            asked["stage_configs_path"] = str(stage_configs_path)
+        _run(fields, asked, output=output, images=image or [], mask=mask)
 
 
-_PARAMETERS = frozenset(signature(generate).parameters) - {"output", "model", "stage_configs_path", "revision"}
+_PARAMETERS = frozenset(signature(generate).parameters) - {
+    *("output", "model", "stage_configs_path", "revision", "image", "mask")
+}
 
 
 def _run(
-    fields: dict[str, Any],
-    *,
-    output: Path | None,
-    model: str | None,
-    stage_configs_path: Path | None,
-    revision: str | None,
+    fields: dict[str, Any], asked: dict[str, str | None], *, output: Path | None, images: list[Path], mask: Path | None
 ) -> None:
     # 1. What can be found out without weights.
     fields["extra_args"] = _json_object(fields["extra_args"])
     fields["lora"] = _lora(fields.pop("lora"), fields.pop("lora_scale"))
     if output is not None and fields["output_format"] is None and _format_of(output) in ("jpeg", "webp"):
         fields["output_format"] = _format_of(output)
+    from triptych.cli.input_files import read_input_files
     from triptych.config.lora import resolve_lora
     from triptych.config.parameters import check_without_model, parse_parameters
     from triptych.config.plan import build_plan
@@ -98,18 +101,19 @@ def _run(
 
     parameters = parse_parameters(fields)
     _check_target(output, parameters)
-    asked = {"model": model, "revision": revision}
     # The plan is that of `serve`, and its first replica is what runs here: that of the file, or one with all there is.
-    asked |= {"stage_configs_path": str(stage_configs_path)} if stage_configs_path else {"num_replicas": "1"}
+    if "stage_configs_path" not in asked:
+        asked["num_replicas"] = "1"
     settings = read_settings(asked, {}, options={"model": "--model"})
     check_without_model(parameters, settings.limits())
+    inputs, frames = read_input_files(images, mask, max_pixels=settings.max_pixels)
     plan = build_plan(settings)
     resolve_lora(parameters.lora, registered=plan.stage.engine_args.lora_modules)
     # 2. Weights, and what they take.
     from triptych.cli.generation import Generation
 
     generation = Generation(plan)
-    request = generation.load(parameters)
+    request = generation.load(parameters, inputs, frames)
     target = _target(output, request)
     # 3. Run, and write what is done.
     for picture in generation.run(request):

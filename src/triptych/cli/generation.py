@@ -25,7 +25,7 @@ from triptych.engine.base import Engine
 from triptych.engine.registry import engine_entry, import_engine
 from triptych.engine.worker import pin_devices
 from triptych.errors import ErrorCode, TriptychError
-from triptych.messages import Abort, Address, Failure, FromReplica, Generate, GenerationRequest, Output
+from triptych.messages import Abort, Address, Failure, FromReplica, Generate, GenerationRequest, MediaInput, Output
 from triptych.messages import Progress as ProgressMessage
 from triptych.telemetry.logging import configure_logging
 from triptych.wire import Frame
@@ -64,8 +64,10 @@ class Generation:
         self._interrupted = False
         self._engine: Engine
 
-    def load(self, parameters: CommonParameters) -> GenerationRequest:
-        """Load the model and check the parameters against it. Raises what the engine and the checks raise."""
+    def load(
+        self, parameters: CommonParameters, inputs: tuple[MediaInput, ...], frames: tuple[bytes, ...]
+    ) -> GenerationRequest:
+        """Load the model and check parameters and pictures against it. Raises what the engine and the checks raise."""
         plan = self._plan
         configure_logging("warning", "text")
         for warning in plan.warnings:
@@ -78,7 +80,15 @@ class Generation:
             self._engine = import_engine(engine_entry(spec.engine))(spec, self._emit)
             info = self._engine.load()
         limits = plan.settings.limits()
-        return build_request(parameters, model=plan.model, info=info, defaults=plan.defaults, limits=limits)
+        return build_request(
+            parameters,
+            model=plan.model,
+            info=info,
+            defaults=plan.defaults,
+            limits=limits,
+            inputs=inputs,
+            frames=frames,
+        )
 
     def run(self, request: GenerationRequest) -> Iterator[Picture]:
         """Run every unit; yields the pictures in order. Raises `TriptychError` or KeyboardInterrupt."""
@@ -87,7 +97,8 @@ class Generation:
             for address in self._addresses:
                 seed = request.params.seed + address.unit
                 self._bars[address.unit] = self._bar.add_task(f"seed {seed}", total=None)
-                unit = Generate(address, msgspec.structs.replace(request.params, seed=seed), output=request.output)
+                params = msgspec.structs.replace(request.params, seed=seed)
+                unit = Generate(address, params, output=request.output, inputs=request.inputs)
                 self._engine.submit(unit, request.frames)
             self._engine.stop()
             self._engine.run()

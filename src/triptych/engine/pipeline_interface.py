@@ -41,6 +41,7 @@ _MAX_PICTURES = 16
 _TAKES_SEVERAL = frozenset(
     {"Flux2KleinKVPipeline", "Flux2KleinPipeline", "Flux2Pipeline", "QwenImageEditPlusPipeline", "ZImageOmniPipeline"}
 )
+_CLIP_ENCODERS = ("text_encoder", "text_encoder_2")
 # No published table of resolution bins starts below this many pixels; smaller models refuse to be binned.
 _SMALLEST_BINNED_SIDE = 256
 
@@ -159,14 +160,19 @@ class PipelineInterface:
             if not _fits(value, self._types[name]):
                 wanted = " or ".join(sorted(kind.__name__ for kind in self._types[name]))
                 raise TriptychError(ErrorCode.INVALID_VALUE, f"{param} must be {wanted}, got {value!r}", param=param)
-        length = params.extra_args.get("max_sequence_length")
-        if length is not None:
-            limit = max(_MAX_SEQUENCE_LENGTH, self._default("max_sequence_length", 0))
-            if not 1 <= int(length) <= limit:
-                param = "extra_args.max_sequence_length"
-                message = f"{param} must be between 1 and {limit}, got {length}"
+        longest = max(_MAX_SEQUENCE_LENGTH, self._default("max_sequence_length", 0))
+        for name, least, most in (("max_sequence_length", 1, longest), ("clip_skip", 0, self._text_layers() - 1)):
+            said = params.extra_args.get(name)
+            if said is not None and not least <= int(said) <= most:
+                param = f"extra_args.{name}"
+                message = f"{param} must be between {least} and {most}, got {said}"
                 raise TriptychError(ErrorCode.INVALID_VALUE, message, param=param)
         return params.extra_args
+
+    def _text_layers(self) -> int:
+        """Layers of the shallowest CLIP text encoder: so many can be skipped, less one."""
+        configs = [getattr(getattr(self._pipe, name, None), "config", None) for name in _CLIP_ENCODERS]
+        return min((getattr(config, "num_hidden_layers", 1) for config in configs if config is not None), default=1)
 
     def _inputs(self, unit: Generate, frames: Sequence[Frame]) -> dict[str, Any]:
         pictures = [_picture(media, frames) for media in unit.inputs if media.kind == "image"]

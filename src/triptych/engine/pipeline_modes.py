@@ -7,6 +7,7 @@ family, which is built around the very same model objects, so it costs no memory
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import logging
 import math
@@ -15,14 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting
-from diffusers.pipelines.auto_pipeline import (
-    AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
-    AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
-    AUTO_INPAINT_PIPELINES_MAPPING,
-    AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
-    AUTO_TEXT2VIDEO_PIPELINES_MAPPING,
-)
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from triptych.engine.failures import one_line
@@ -35,13 +28,6 @@ from triptych.messages import MediaInput, ModelInfo
 __all__ = ["Mode", "PipelineModes"]
 
 _log = logging.getLogger(__name__)
-
-_WITHOUT_PICTURES = (AUTO_TEXT2IMAGE_PIPELINES_MAPPING, AUTO_TEXT2VIDEO_PIPELINES_MAPPING)
-_WITH_PICTURES = (
-    AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
-    AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
-    AUTO_INPAINT_PIPELINES_MAPPING,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,23 +109,35 @@ class PipelineModes:
         return msgspec.structs.replace(info, size_multiple=math.lcm(info.size_multiple, loaded.size_multiple))
 
 
+def _auto_pipeline() -> Any:
+    """diffusers' table of families; it imports every pipeline class, with warnings that `loading` turns off first."""
+    return importlib.import_module("diffusers.pipelines.auto_pipeline")
+
+
 def _with_picture(pipe: Any, schedulers: dict[str, Any]) -> Any:
     """Image to image, or for families of clips image to video."""
-    names = [name for name, family in AUTO_TEXT2VIDEO_PIPELINES_MAPPING.items() if family is type(pipe)]
+    auto = _auto_pipeline()
+    names = [name for name, family in auto.AUTO_TEXT2VIDEO_PIPELINES_MAPPING.items() if family is type(pipe)]
     if not names:
-        return AutoPipelineForImage2Image.from_pipe(pipe, **schedulers)
-    family = AUTO_IMAGE2VIDEO_PIPELINES_MAPPING.get(names[0])
+        return auto.AutoPipelineForImage2Image.from_pipe(pipe, **schedulers)
+    family = auto.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING.get(names[0])
     return None if family is None else family(**(pipe.components | schedulers))
 
 
 def _with_mask(pipe: Any, schedulers: dict[str, Any]) -> Any:
-    return AutoPipelineForInpainting.from_pipe(pipe, **schedulers)
+    return _auto_pipeline().AutoPipelineForInpainting.from_pipe(pipe, **schedulers)
 
 
 def _needs_picture(pipe: Any) -> bool:
     """Whether a call with a prompt alone fails; a class that diffusers does not list may try."""
     if inspect.signature(type(pipe).__call__).parameters["image"].default is inspect.Parameter.empty:
         return True
-    draws = any(type(pipe) in mapping.values() for mapping in _WITHOUT_PICTURES)
-    edits = any(type(pipe) in mapping.values() for mapping in _WITH_PICTURES)
+    auto = _auto_pipeline()
+    drawing = (auto.AUTO_TEXT2IMAGE_PIPELINES_MAPPING, auto.AUTO_TEXT2VIDEO_PIPELINES_MAPPING)
+    editing = (
+        auto.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+        auto.AUTO_INPAINT_PIPELINES_MAPPING,
+        auto.AUTO_IMAGE2VIDEO_PIPELINES_MAPPING,
+    )
+    draws, edits = (any(type(pipe) in table.values() for table in tables) for tables in (drawing, editing))
     return getattr(pipe, "controlnet", None) is not None or (edits and not draws)

@@ -21,6 +21,7 @@ _MODULES = (
     "triptych.engine.diffusers_engine",
     "diffusers.pipelines.pipeline_utils",
     "diffusers.guiders",
+    "diffusers.pipelines.auto_pipeline",
     # Classes that the model directory names are imported when first used: a few ms each here, in every child otherwise.
     "diffusers.pipelines.prx.pipeline_prx_pixel",
     "diffusers.pipelines.qwenimage.pipeline_qwenimage",
@@ -42,6 +43,8 @@ def _preload(modules: tuple[str, ...]) -> None:
     # A signal, because a thread would not survive the forks to come.
     signal.signal(signal.SIGALRM, _leave_if_orphaned)
     signal.setitimer(signal.ITIMER_REAL, _LOOK_EVERY_S, _LOOK_EVERY_S)
+    # Pipelines that are imported, but not loaded, complain about packages that only they would need.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         for module in modules:
             importlib.import_module(module)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,8 +16,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from triptych.errors import ErrorCode, TriptychError
+from triptych.messages import MediaInput
 
-__all__ = ["INPUT_FORMATS", "MAX_INPUT_PIXELS", "Picture", "decode_image", "decode_mask", "invalid_image"]
+__all__ = ["INPUT_FORMATS", "MAX_INPUT_PIXELS", "Picture", "decode_image", "decode_mask", "framed", "invalid_image"]
 
 INPUT_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 MAX_INPUT_PIXELS = 64 * 1024 * 1024
@@ -64,6 +66,15 @@ def decode_mask(data: bytes | bytearray, *, param: str, max_pixels: int) -> Pict
         raise invalid_image(param, "marks nothing to edit: it is black everywhere and nowhere transparent")
     mask = _fitted(mask, max_pixels)
     return Picture("L", *mask.size, mask.tobytes())
+
+
+def framed(pictures: Sequence[Picture]) -> tuple[tuple[MediaInput, ...], tuple[bytes, ...]]:
+    """What travels to an engine: a description of each picture, and their pixels as raw frames in the same order."""
+    inputs = tuple(
+        MediaInput("mask" if picture.mode == "L" else "image", picture.mode, picture.width, picture.height, number)
+        for number, picture in enumerate(pictures)
+    )
+    return inputs, tuple(picture.data for picture in pictures)
 
 
 def _first_frame(data: bytes | bytearray, param: str) -> Image.Image:
