@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import time
@@ -32,6 +33,8 @@ from triptych.engine.merging import Call, Merger
 from triptych.engine.pipeline_view import ViewFactory
 from triptych.models import embedded_path
 
+Clock = Callable[[], float]
+CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 SLOTS = (1, 2, 4, 8)
 PROMPTS = ("a red circle", "a blue square above a green star", "a small yellow triangle", "a pink heart on gray")
 
@@ -92,32 +95,39 @@ def plain(subject: Subject, pictures: int) -> None:
 
 
 class HubLoop:
-    """The hub with so many slots, always full while pictures are left."""
+    """The hub with so many slots, always full while pictures are left; as in a replica, forwards are checked before."""
 
     def __init__(self, subject: Subject, slots: int) -> None:
         self._subject = subject
         self._slots = slots
         self._views = ViewFactory(subject.pipe)
 
-    def __call__(self, pictures: int) -> None:
+    def seconds(self, pictures: int, clock: Clock) -> float:
+        """Time for so many pictures."""
         hub = Hub(merging=self._slots > 1)
         hub.attach(self._subject.pipe)
-        left = iter(range(pictures))
         try:
-            for number in [number for number, _ in zip(left, range(self._slots), strict=False)]:
-                hub.start(self._task(number))
-            while len(hub):
-                for ended in hub.step():
-                    if ended.error is not None:
-                        raise ended.error
-                    if (number := next(left, None)) is not None:
-                        hub.start(self._task(number))
+            self._run(hub, min(2, self._slots), num_inference_steps=2)
+            began_s = clock()
+            self._run(hub, pictures)
+            return clock() - began_s
         finally:
             hub.detach()
 
-    def _task(self, number: int) -> Task:
+    def _run(self, hub: Hub, pictures: int, **changes: Any) -> None:
+        left = iter(range(pictures))
+        for number in itertools.islice(left, self._slots):
+            hub.start(self._task(number, changes))
+        while len(hub):
+            for ended in hub.step():
+                if ended.error is not None:
+                    raise ended.error
+                if (number := next(left, None)) is not None:
+                    hub.start(self._task(number, changes))
+
+    def _task(self, number: int, changes: Mapping[str, Any]) -> Task:
         view = self._views.view(lambda made: None)
-        return Task(functools.partial(view, **self._subject.arguments(number)))
+        return Task(functools.partial(view, **(self._subject.arguments(number) | changes)))
 
 
 def denoiser_call(subject: Subject) -> Call:
@@ -140,19 +150,19 @@ def denoiser_call(subject: Subject) -> Call:
     return seen[0]
 
 
-def bare(call: Call, samples: int, forwards: int) -> float:
+def bare(call: Call, pictures: int, forwards: int, clock: Clock) -> float:
     """Seconds of one forward of the denoiser for so many pictures."""
     one = call.samples(hash)
     assert one is not None
-    arguments = merge([one] * samples)
-    began_s = time.perf_counter()
+    arguments = merge([one] * pictures)
+    began_s = clock()
     with torch.no_grad():
         for _ in range(forwards):
             call.model.forward(**arguments)
-    return (time.perf_counter() - began_s) / forwards
+    return (clock() - began_s) / forwards
 
 
-def overhead_us(*, merging: bool, tasks: int, calls: int = 2000) -> float:
+def overhead_us(clock: Clock, *, merging: bool, tasks: int, calls: int = 2000) -> float:
     """Microseconds the hub adds to a call, with a model that does nothing."""
 
     class Nothing(torch.nn.Module):
@@ -169,9 +179,9 @@ def overhead_us(*, merging: bool, tasks: int, calls: int = 2000) -> float:
             model(latents, timestep, text, return_dict=False)
 
     def timed(run: Callable[[], None]) -> float:
-        began_s = time.perf_counter()
+        began_s = clock()
         run()
-        return time.perf_counter() - began_s
+        return clock() - began_s
 
     def through_hub() -> None:
         for _ in range(tasks):
@@ -197,26 +207,22 @@ class Row:
     share_of_bare_gain: float
 
 
-def measure(subject: Subject, *, pictures: int, repetitions: int, forwards: int) -> list[Row]:
+def measure(subject: Subject, *, pictures: int, repetitions: int, forwards: int, clock: Clock) -> list[Row]:
     """All variants in turn, `repetitions` times."""
     subject.pipe.set_progress_bar_config(disable=True)
     loops = {slots: HubLoop(subject, slots) for slots in SLOTS}
     call = denoiser_call(subject)
     plain(subject, 2)
-    for loop in loops.values():
-        loop(loop._slots)
     plain_s: list[float] = []
     hub_s: dict[int, list[float]] = {slots: [] for slots in SLOTS}
     bare_s: dict[int, list[float]] = {slots: [] for slots in SLOTS}
     for _ in range(repetitions):
-        began_s = time.perf_counter()
+        began_s = clock()
         plain(subject, pictures)
-        plain_s.append(time.perf_counter() - began_s)
+        plain_s.append(clock() - began_s)
         for slots, loop in loops.items():
-            began_s = time.perf_counter()
-            loop(pictures)
-            hub_s[slots].append(time.perf_counter() - began_s)
-            bare_s[slots].append(bare(call, slots, forwards))
+            hub_s[slots].append(loop.seconds(pictures, clock))
+            bare_s[slots].append(bare(call, slots, forwards, clock))
     rows = []
     for slots in SLOTS:
         gain = statistics.median(one / other for one, other in zip(plain_s, hub_s[slots], strict=True))
@@ -275,17 +281,24 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--forwards", type=int, default=20, help="bare forwards per repetition")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu, with one thread: on a busy machine")
     parser.add_argument("--output-dir", type=Path, help="for step_batching.json and step_batching.png")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = CLOCKS[options.clock]
     rows = []
     for name in options.model or SUBJECTS:
-        subject = SUBJECTS[name](options.steps)
-        rows += measure(subject, pictures=options.pictures, repetitions=options.repetitions, forwards=options.forwards)
+        rows += measure(
+            SUBJECTS[name](options.steps),
+            pictures=options.pictures,
+            repetitions=options.repetitions,
+            forwards=options.forwards,
+            clock=clock,
+        )
     overheads = {
-        "one task, nothing shared": overhead_us(merging=False, tasks=1),
-        "one task, ready to share": overhead_us(merging=True, tasks=1),
-        "eight tasks that share": overhead_us(merging=True, tasks=8),
+        "one task, nothing shared": overhead_us(clock, merging=False, tasks=1),
+        "one task, ready to share": overhead_us(clock, merging=True, tasks=1),
+        "eight tasks that share": overhead_us(clock, merging=True, tasks=8),
     }
     show(rows, overheads)
     if options.output_dir is not None:
