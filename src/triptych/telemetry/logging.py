@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ RAW_LOGGER = "triptych.raw"
 
 _MAX_UNWRITTEN = 10_000
 _FLUSH_TIMEOUT_S = 1.0
+_PLAIN = re.compile(r"[!#-<>-~]+")  # visible ASCII but quotes and equals signs
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -167,5 +169,7 @@ class JsonFormatter(logging.Formatter):
 
 def _text(value: object) -> str:
     text = str(value)
+    if _PLAIN.fullmatch(text):  # nearly always, and ten times as fast as a look at every character
+        return text
     plain = text and all(c.isprintable() and not c.isspace() and c not in '"=' for c in text)
     return text if plain else json.dumps(text)
