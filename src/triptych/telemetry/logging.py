@@ -50,6 +50,7 @@ def configure_logging(
     root.addHandler(handler)
     root.setLevel(level.upper())
     logging.getLogger(RAW_LOGGER).setLevel(logging.DEBUG)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each byte that a client sends wrong
     logging.captureWarnings(True)
 
 
