@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from support.server_process import ServerProcess, end, launch, write_stage_file
+from support.server_process import ServerProcess, StartServer, end, launch, write_stage_file
 
 # As in replicas: compute threads that wait do not spin. torch reads it when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-StartServer = Callable[..., ServerProcess]
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from chaos_judge import complaints, deaths_caused_by
 from chaos_schedule import Blow, faults
 from chaos_storm import Storm
 
-from conftest import StartServer
 from support.holdings import holdings
-from support.server_process import wait_until, write_stage_file
+from support.server_process import StartServer, wait_until, write_stage_file
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "8"))

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from conftest import StartServer
 from support.holdings import holdings
 from support.light_connection import LightConnection
-from support.server_process import ServerProcess, wait_until, write_stage_file
+from support.server_process import ServerProcess, StartServer, wait_until, write_stage_file
 
 REQUESTS = int(os.environ.get("MEMORY_REQUESTS", "2000"))
 WARM_UP = 1200  # fills the history of ended requests, which holds a thousand

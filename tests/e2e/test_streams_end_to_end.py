@@ -7,7 +7,6 @@ import io
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ import openai
 import pytest
 from PIL import Image
 
-from support.server_process import ServerProcess, wait_until
-
-StartServer = Callable[..., ServerProcess]
+from support.server_process import ServerProcess, StartServer, wait_until
 
 
 def client_of(server: ServerProcess) -> openai.OpenAI:

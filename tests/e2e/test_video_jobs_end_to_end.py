@@ -6,17 +6,15 @@ import io
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import av
 import openai
 import pytest
 from PIL import Image
 
-from support.server_process import free_port, wait_until, write_stage_file
+from support.server_process import StartServer, free_port, wait_until, write_stage_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
-StartServer = Callable[..., Any]
 
 
 def decoded(clip: bytes) -> tuple[int, int, int, int]:

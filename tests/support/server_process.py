@@ -82,6 +82,10 @@ class ServerProcess:
         return self.process.wait(timeout_s)
 
 
+StartServer = Callable[..., ServerProcess]
+"""A fixture that starts servers and ends them with the test."""
+
+
 def launch(
     log: Path,
     *args: str,
