@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import msgspec
 import pytest
-from api_fakes import FakeOrchestrator, client_of, make_app
+from api_fakes import EDIT_MODEL, IMAGE_MODEL, FakeOrchestrator, client_of, make_app
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.api.fields import CHAT_FIELDS, IMAGE_FIELDS
+from triptych.api.fields import CHAT_FIELDS, EDIT_FIELDS, IMAGE_FIELDS
+from triptych.messages import ModelInfo
 
 pytestmark = pytest.mark.anyio
 
+TINY_PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+TINY_URL = f"data:image/png;base64,{base64.b64encode(TINY_PNG).decode()}"
 SCALARS = (
     st.none()
     | st.booleans()
@@ -35,11 +41,10 @@ NAMES = st.sampled_from(sorted(CHAT_FIELDS.common | CHAT_FIELDS.own | IMAGE_FIEL
 FIELDS = st.dictionaries(NAMES | st.text(max_size=6), VALUES, max_size=6)
 
 
-async def post(path: str, body: Any) -> None:
-    async with client_of(make_app(FakeOrchestrator())) as client:
-        response = await client.post(
-            path, content=msgspec.json.encode(body), headers={"content-type": "application/json"}
-        )
+async def post(path: str, body: Any, *, model: ModelInfo = IMAGE_MODEL, content_type: str = "application/json") -> None:
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    async with client_of(make_app(FakeOrchestrator(model))) as client:
+        response = await client.post(path, content=content, headers={"content-type": content_type})
     assert response.status_code < 500, response.text
     if response.status_code != 200:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
@@ -65,3 +70,34 @@ async def test_no_bytes_make_a_route_fail(content: bytes) -> None:
         for method, path in (("POST", "/v1/images/generations"), ("PATCH", "/v1/requests/x")):
             response = await client.request(method, path, content=content, headers={"content-type": "application/json"})
             assert 400 <= response.status_code < 500
+
+
+PICTURES = st.sampled_from([b"", b"no picture", TINY_PNG, TINY_PNG[:40]])
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from([*sorted(EDIT_FIELDS.common | EDIT_FIELDS.own), "image[]", "image[", "lora[name]", "a[b][c]"]),
+        PICTURES
+        | st.text(max_size=8).map(str.encode)
+        | st.sampled_from([b"NaN", b"1e999", b"true", b"null", b"[[", b"3"]),
+        st.none() | st.text(st.characters(codec="ascii", exclude_characters='"\\\r\n'), max_size=6),
+    ),
+    max_size=6,
+)
+
+
+@given(body=FIELDS, image=VALUES | st.sampled_from([TINY_URL, [TINY_URL]]), mask=st.none() | VALUES | st.just(TINY_URL))
+@settings(max_examples=150, deadline=None)
+async def test_no_body_makes_the_edit_route_fail(body: Any, image: Any, mask: Any) -> None:
+    await post("/v1/images/edits", {"prompt": "x", "image": image, "mask": mask} | body, model=EDIT_MODEL)
+
+
+@given(parts=PARTS, cut=st.integers(0, 40))
+@settings(max_examples=150, deadline=None)
+async def test_no_form_makes_the_edit_route_fail(parts: list[tuple[str, bytes, str | None]], cut: int) -> None:
+    lines = []
+    for name, content, filename in [("prompt", b"x", None), ("image", TINY_PNG, "a.png"), *parts]:
+        named = f'; filename="{filename}"' if filename is not None else ""
+        lines += [b"--b", f'content-disposition: form-data; name="{name}"{named}'.encode(), b"", content]
+    body = b"\r\n".join([*lines, b"--b--", b""])
+    content_type = "multipart/form-data; boundary=b"
+    await post("/v1/images/edits", body[: len(body) - cut // 20 * cut], model=EDIT_MODEL, content_type=content_type)

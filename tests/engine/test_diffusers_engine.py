@@ -121,8 +121,7 @@ def test_missing_memory_is_out_of_memory(sd15: EngineRun, monkeypatch: pytest.Mo
             "extra_args.num_images_per_prompt",
         ),
         ({"extra_args": {"eta": "much"}}, ErrorCode.INVALID_VALUE, "extra_args.eta"),
-        ({"extra_args": {"clip_skip": 3}}, ErrorCode.INVALID_VALUE, "extra_args.clip_skip"),
-        ({"extra_args": {"clip_skip": -1}}, ErrorCode.INVALID_VALUE, "extra_args.clip_skip"),
+        ({"extra_args": {"clip_skip": 1}}, ErrorCode.UNSUPPORTED_PARAMETER, "extra_args.clip_skip"),
     ],
 )
 def test_what_the_pipeline_does_not_take_is_refused(
@@ -138,9 +137,14 @@ def test_what_the_pipeline_does_not_take_is_refused(
     assert (end.code, end.param) == (code, param)
 
 
-def test_as_many_layers_are_skipped_as_the_text_encoder_can_spare(sd15: EngineRun) -> None:
-    made = sd15.bytes_of(*(sd15.unit(skip, extra_args={"clip_skip": skip}) for skip in (0, 1, 2)))
+def test_as_many_layers_are_skipped_as_the_text_encoders_can_spare(engine_run: RunOf) -> None:
+    run = engine_run("sdxl")
+    made = run.bytes_of(*(run.unit(skip, extra_args={"clip_skip": skip}) for skip in (0, 1, 2)))
     assert len(set(made)) == 3
+    for skip in (-1, 3):
+        end = failure_of(run, extra_args={"clip_skip": skip})
+        assert (end.code, end.param) == (ErrorCode.INVALID_VALUE, "extra_args.clip_skip")
+        assert "between 0 and 2" in end.message
 
 
 def test_extra_arguments_reach_the_pipeline(sd15: EngineRun) -> None:

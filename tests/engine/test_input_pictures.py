@@ -15,7 +15,13 @@ from PIL import Image
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # other people's deprecations
     import torch
-    from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, LTXImageToVideoPipeline
+    from diffusers import (
+        AutoPipelineForImage2Image,
+        AutoPipelineForInpainting,
+        DiffusionPipeline,
+        FluxKontextPipeline,
+        LTXImageToVideoPipeline,
+    )
 
     from tiny.engine_run import PROMPT, EngineRun, decoded
 
@@ -61,7 +67,7 @@ def by_hand(pipe: Any, size: tuple[int, int], **arguments: Any) -> np.ndarray[An
     if "width" in inspect.signature(type(pipe).__call__).parameters:
         arguments |= {"width": size[0], "height": size[1]}
     seeded = torch.Generator("cpu").manual_seed(5)
-    return np.asarray(pipe(PROMPT, num_inference_steps=4, generator=seeded, **arguments).images[0])
+    return np.asarray(pipe(prompt=PROMPT, num_inference_steps=4, generator=seeded, **arguments).images[0])
 
 
 def size_of(run: EngineRun) -> tuple[int, int]:
@@ -177,6 +183,27 @@ def test_a_clip_begins_with_the_picture_where_the_family_has_such_a_class(
         generator=torch.Generator("cpu").manual_seed(5),
     ).frames[0]
     assert data == encode_mp4(np.stack([np.asarray(frame) for frame in clip]), fps=25)
+
+
+def test_an_edit_model_gets_the_picture_as_it_is_and_draws_the_size_that_was_asked_for(
+    model_path: PathOf, tmp_path: Path
+) -> None:
+    flux = DiffusionPipeline.from_pretrained(model_path("flux"))
+    FluxKontextPipeline(**flux.components).save_pretrained(tmp_path)
+    run = EngineRun(tmp_path)
+    call = run.info.image
+    assert call is not None
+    assert (call.pipeline, run.info.pipeline, run.info.mask) == ("FluxKontextPipeline", "FluxKontextPipeline", None)
+    assert not run.info.needs_image, "Kontext draws from a prompt alone, too"
+    assert "strength" not in call.parameters
+    picture = noise(24, 16)
+    own = {"_auto_resize": False}
+    pipe = FluxKontextPipeline.from_pretrained(tmp_path)
+    expected = by_hand(pipe, (16, 32), image=picture, max_area=16 * 32, **own)
+    assert expected.shape == (32, 16, 3)
+    np.testing.assert_array_equal(made_of(run, picture, width=16, height=32, extra_args=own), expected)
+    (drawn,) = run.run(run.unit())
+    assert isinstance(drawn, Output), drawn
 
 
 def test_progress_of_a_redrawn_picture_counts_the_steps_that_run(engine_run: RunOf) -> None:

@@ -115,6 +115,8 @@ class PipelineInterface:
     def _is_extra(self, name: str) -> bool:
         owned = name in SamplingParams.__struct_fields__ or name in _FRAME_RATES or name in self._call_args
         internal = name in ("return_dict", "batch_size") or name.endswith("_per_prompt")
+        if name == "clip_skip" and not self._can_skip_layers():
+            return False
         return not (owned or internal or name.startswith(("callback", "image")))
 
     def fps(self, params: SamplingParams) -> int:
@@ -168,6 +170,11 @@ class PipelineInterface:
                 message = f"{param} must be between {least} and {most}, got {said}"
                 raise TriptychError(ErrorCode.INVALID_VALUE, message, param=param)
         return params.extra_args
+
+    def _can_skip_layers(self) -> bool:
+        """With one text encoder diffusers reaches for its `text_model`, which transformers 5 no longer has."""
+        single = getattr(self._pipe, "text_encoder_2", None) is None
+        return not single or hasattr(getattr(self._pipe, "text_encoder", None), "text_model")
 
     def _text_layers(self) -> int:
         """Layers of the shallowest CLIP text encoder: so many can be skipped, less one."""
