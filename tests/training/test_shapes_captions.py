@@ -91,10 +91,10 @@ def test_equal_sizes_and_seeds_draw_equal_sets_and_batches(tmp_path: Path) -> No
     first, second = (build_dataset(tmp_path / name, size, tokenizer) for name in ("a", "b"))
     batches = [data.examples(torch.Generator().manual_seed(1), 4) for data in (first, second)]
     assert torch.equal(batches[0].ids, batches[1].ids)
-    assert batches[0].pictures is not None
-    assert batches[1].pictures is not None
-    assert torch.equal(batches[0].pictures, batches[1].pictures)
-    assert batches[0].pictures.abs().max() <= 1
+    assert batches[0].samples is not None
+    assert batches[1].samples is not None
+    assert torch.equal(batches[0].samples, batches[1].samples)
+    assert batches[0].samples.abs().max() <= 1
     stamp = (tmp_path / "a" / "size.json").stat().st_mtime_ns
     build_dataset(tmp_path / "a", size, tokenizer)
     assert (tmp_path / "a" / "size.json").stat().st_mtime_ns == stamp, "the set was drawn again"

@@ -12,9 +12,10 @@ from diffusers import DiffusionPipeline
 from rich.console import Console
 from rich.progress import Progress
 
+from training.shapes.answers import HEADS
 from training.shapes.card import SHEET, write_card
 from training.shapes.dataset import Dataset, DatasetSize, build_dataset
-from training.shapes.encoder import new_encoder, new_head
+from training.shapes.encoder import ParseHead, new_encoder
 from training.shapes.evaluation import evaluate, load_results, save_results, sheet_of
 from training.shapes.muon import orthogonalize
 from training.shapes.picture import PictureTrainer
@@ -50,7 +51,9 @@ def small_set(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Datas
 
 def picture_trainer(tokenizer: Any, state_file: Path) -> PictureTrainer:
     torch.manual_seed(5)
-    return PictureTrainer(new_transformer(), new_encoder(tokenizer), new_head(), seed=2, state_file=state_file, batch=4)
+    return PictureTrainer(
+        new_transformer(), new_encoder(tokenizer), ParseHead(HEADS), seed=2, state_file=state_file, batch=4
+    )
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from PIL import Image
 
 from training.shapes.evaluation import FormResult
 
-__all__ = ["SHEET", "write_card"]
+__all__ = ["SHEET", "place_sheet", "write_card"]
 
 SHEET: Final = "samples.png"
 SHEET_COLORS: Final = 96
@@ -108,10 +108,15 @@ def _table(results: dict[str, FormResult]) -> str:
     return "\n".join(rows)
 
 
-def write_card(folder: Path, results: dict[str, FormResult], *, sheet: Path, history: str) -> None:
-    """Write `README.md` and the sample sheet beside the weights; `history` says in a sentence how they came to be."""
+def place_sheet(folder: Path, sheet: Path) -> None:
+    """Put a sample sheet beside the weights, in few colours."""
     with Image.open(sheet) as picture:
         picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=SHEET_COLORS).save(folder / SHEET, optimize=True)
+
+
+def write_card(folder: Path, results: dict[str, FormResult], *, sheet: Path, history: str) -> None:
+    """Write `README.md` and the sample sheet beside the weights; `history` says in a sentence how they came to be."""
+    place_sheet(folder, sheet)
     judged = (
         "Held-out captions, 20 steps, guidance 3, one try each, one call per picture as a server draws them, judged\n"
         "by `training/shapes/checker.py`, which is right on over 99 % of drawn scenes. Attributes that were wrong now\n"

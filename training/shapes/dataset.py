@@ -38,12 +38,12 @@ class DatasetSize:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Captions as `ids [n, tokens]`, `mask`, `answers [n, tokens, heads]`, cut to the longest; `pictures` in -1..1."""
+    """Captions as `ids [n, tokens]`, `mask`, `answers [n, tokens, heads]`, cut to the longest; `samples` in -1..1."""
 
     ids: torch.Tensor
     mask: torch.Tensor
     answers: torch.Tensor
-    pictures: torch.Tensor | None = None
+    samples: torch.Tensor | None = None
 
 
 class Dataset:

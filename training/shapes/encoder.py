@@ -7,20 +7,21 @@ happen here. Plain AdamW in fp32: with Muon or bfloat16 this small encoder stays
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
-from training.shapes.answers import HEADS, IGNORED
-from training.shapes.dataset import Batch, Dataset
+from training.shapes.answers import IGNORED
+from training.shapes.dataset import Batch
 from training.shapes.progress import Course, Reporter, load_state, save_state, step_generator
 from training.shapes.tokenizer import carry_over_embeddings
 
-__all__ = ["WIDTH", "answer_losses", "new_encoder", "new_head", "parse_accuracy", "train_encoder"]
+__all__ = ["WIDTH", "CaptionSource", "ParseHead", "new_encoder", "train_encoder"]
 
 WIDTH: Final = 128
 BATCH: Final = 128
@@ -28,6 +29,16 @@ FRESH_RATE: Final = 3e-3
 WARM_RATE: Final = 1.5e-3
 HEAD_ONLY_STEPS: Final = 40  # of a warm start: a fresh head must not tear at a working encoder
 SAVE_EVERY: Final = 100
+
+
+class CaptionSource(Protocol):
+    """A training set's captions with their parser's answers."""
+
+    def captions(self, generator: torch.Generator, size: int) -> Batch:
+        """A random batch."""
+
+    def validation(self) -> Batch:
+        """Captions that no batch holds."""
 
 
 def new_encoder(tokenizer: Any, *, start: Path | None = None) -> Any:
@@ -56,40 +67,47 @@ def new_encoder(tokenizer: Any, *, start: Path | None = None) -> Any:
     return encoder
 
 
-def new_head() -> nn.Linear:
-    """The parser's answers from an encoded token, all heads in one matrix; not part of the pipeline."""
-    return nn.Linear(WIDTH, sum(HEADS.values()))
+class ParseHead(nn.Linear):
+    """The parser's answers from an encoded token, one group of scores per question; not part of the pipeline."""
 
+    def __init__(self, questions: dict[str, int]) -> None:
+        super().__init__(WIDTH, sum(questions.values()))
+        self._questions = questions
 
-def _answers(head: nn.Linear, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(head(states).split(list(HEADS.values()), -1))
+    def losses(self, states: torch.Tensor, answers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Cross entropy of every question over the tokens that have an answer."""
+        losses = {}
+        for k, (name, scores) in enumerate(self._scores(states)):
+            losses[name] = F.cross_entropy(scores.flatten(0, 1), answers[..., k].flatten(), ignore_index=IGNORED)
+        return losses
 
+    def accuracy(self, encoder: Any, batch: Batch) -> dict[str, float]:
+        """Share of the answered tokens that every question is right on."""
+        with torch.no_grad():
+            states = encoder(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
+            shares = {}
+            for k, (name, scores) in enumerate(self._scores(states)):
+                answers = batch.answers[..., k]
+                asked = answers != IGNORED
+                shares[name] = float((scores.argmax(-1) == answers)[asked].float().mean())
+        return shares
 
-def answer_losses(head: nn.Linear, states: torch.Tensor, answers: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Cross entropy of every head over the tokens that have an answer."""
-    losses = {}
-    for k, (name, scores) in enumerate(zip(HEADS, _answers(head, states), strict=True)):
-        losses[name] = F.cross_entropy(scores.flatten(0, 1), answers[..., k].flatten(), ignore_index=IGNORED)
-    return losses
-
-
-def parse_accuracy(encoder: Any, head: nn.Linear, batch: Batch) -> dict[str, float]:
-    """Share of the answered tokens that every head gets right."""
-    with torch.no_grad():
-        states = encoder(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
-        shares = {}
-        for k, (name, scores) in enumerate(zip(HEADS, _answers(head, states), strict=True)):
-            answers = batch.answers[..., k]
-            asked = answers != IGNORED
-            shares[name] = float((scores.argmax(-1) == answers)[asked].float().mean())
-    return shares
+    def _scores(self, states: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        return zip(self._questions, self(states).split(list(self._questions.values()), -1), strict=True)
 
 
 def train_encoder(
-    encoder: Any, dataset: Dataset, course: Course, *, state_file: Path, seed: int, warm: bool, reporter: Reporter
-) -> nn.Linear:
-    """Train the encoder in place and return its head; goes on from `state_file` where there is one."""
-    head = new_head()
+    encoder: Any,
+    head: ParseHead,
+    dataset: CaptionSource,
+    course: Course,
+    *,
+    state_file: Path,
+    seed: int,
+    warm: bool,
+    reporter: Reporter,
+) -> None:
+    """Train encoder and head in place; goes on from `state_file` where there is one."""
     rate = WARM_RATE if warm else FRESH_RATE
     optimizer = torch.optim.AdamW(
         [{"params": encoder.parameters()}, {"params": head.parameters()}], lr=rate, betas=(0.9, 0.98), weight_decay=0.0
@@ -116,16 +134,15 @@ def train_encoder(
                 save()
     save()
     encoder.eval()
-    right = parse_accuracy(encoder, head, dataset.validation())
+    right = head.accuracy(encoder, dataset.validation())
     reporter.note("parsed right: " + "  ".join(f"{name} {share:.2%}" for name, share in right.items()))
-    return head
 
 
 def _step(
     encoder: Any,
-    head: nn.Linear,
+    head: ParseHead,
     optimizer: torch.optim.Optimizer,
-    dataset: Dataset,
+    dataset: CaptionSource,
     course: Course,
     *,
     seed: int,
@@ -137,7 +154,7 @@ def _step(
     optimizer.param_groups[1]["lr"] = (4 * rate if warm and course.step < HEAD_ONLY_STEPS else rate) * share
     batch = dataset.captions(step_generator(seed, course.step), BATCH)
     states = encoder(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
-    losses = answer_losses(head, states, batch.answers)
+    losses = head.losses(states, batch.answers)
     optimizer.zero_grad()
     torch.stack(list(losses.values())).sum().backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)

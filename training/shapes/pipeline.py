@@ -25,7 +25,6 @@ GUIDANCE: Final = 3.0
 CELL: Final = 128
 LABEL_LINES: Final = 5
 LABEL_WIDTH: Final = 21  # characters
-SWAPPED: Final = ("model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer")
 
 
 def new_transformer(*, start: Path | None = None) -> Any:
@@ -79,12 +78,12 @@ def save_pipeline(pipeline: Any, folder: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     pipeline.save_pretrained(unfinished)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SWAPPED:
-        target = folder / name
+    for part in unfinished.iterdir():
+        target = folder / part.name
         if target.is_dir():
             shutil.rmtree(target)
-        (unfinished / name).replace(target)
-    shutil.rmtree(unfinished)
+        part.replace(target)
+    unfinished.rmdir()
 
 
 def draw(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -34,8 +35,8 @@ def _known_words() -> list[str]:
     return sorted(set(re.findall(r"[a-z0-9]+", " ".join(texts).lower())))
 
 
-def build_tokenizer() -> Any:
-    """A fast tokenizer that pads on the right to `LENGTH`; the same for every call."""
+def build_tokenizer(words: Sequence[str] | None = None, *, length: int = LENGTH) -> Any:
+    """A fast tokenizer of these words, else the picture captions', that pads on the right to `length`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -47,9 +48,9 @@ def build_tokenizer() -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[PAD],
     )
-    tokenizer.train_from_iterator([f" {word}" for word in _known_words()], trainer)
+    tokenizer.train_from_iterator([f" {word}" for word in words or _known_words()], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, padding_side="right", model_max_length=LENGTH
+        tokenizer_object=tokenizer, pad_token=PAD, padding_side="right", model_max_length=length
     )
 
 

@@ -18,9 +18,10 @@ from rich.console import Console
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from training.shapes.answers import HEADS
 from training.shapes.card import write_card
 from training.shapes.dataset import Dataset, DatasetSize, build_dataset
-from training.shapes.encoder import new_encoder, train_encoder
+from training.shapes.encoder import ParseHead, new_encoder, train_encoder
 from training.shapes.evaluation import evaluate, load_results, save_results, sheet_of, show_results
 from training.shapes.forms import FORMS
 from training.shapes.picture import PictureTrainer
@@ -28,7 +29,7 @@ from training.shapes.pipeline import assemble, load_pipeline, new_transformer, s
 from training.shapes.progress import Course, Reporter
 from training.shapes.tokenizer import build_tokenizer
 
-__all__ = ["Recipe", "app", "train"]
+__all__ = ["Recipe", "Threads", "app", "quiet", "train"]
 
 ENCODER_SHARE: Final = 0.1  # of the minutes
 WATCHED: Final = 4  # captions per form on a sample sheet
@@ -60,8 +61,10 @@ def train(work: Path, recipe: Recipe, *, console: Console) -> Path:
     dataset = _dataset(work, recipe, tokenizer, reporter)
     encoder = new_encoder(tokenizer, start=recipe.start)
     seconds = None if recipe.minutes is None else 60 * recipe.minutes
-    head = train_encoder(
+    head = ParseHead(HEADS)
+    train_encoder(
         encoder,
+        head,
         dataset,
         Course(recipe.encoder_steps, None if seconds is None else ENCODER_SHARE * seconds),
         state_file=work / "encoder.pt",
@@ -84,7 +87,7 @@ def _train_pictures(
     work: Path,
     recipe: Recipe,
     course: Course,
-    modules: tuple[nn.Module, nn.Module, nn.Linear, object],
+    modules: tuple[nn.Module, nn.Module, ParseHead, object],
     dataset: Dataset,
     reporter: Reporter,
 ) -> Path:
@@ -113,7 +116,8 @@ def _train_pictures(
     return model
 
 
-def _quiet(threads: int) -> None:
+def quiet(threads: int) -> None:
+    """Keep other packages from talking and from asking the network, and use so many threads."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     warnings.filterwarnings("ignore")  # of other packages
     transformers_logging.set_verbosity_error()
@@ -141,7 +145,7 @@ def run(
     threads: Threads = 2,
 ) -> None:
     """Train the model; what was begun in the work folder goes on."""
-    _quiet(threads)
+    quiet(threads)
     console = Console()
     recipe = Recipe(pictures, captions, encoder_steps, picture_steps, sheet_every, seed, minutes, start, batch, rate)
     model = train(work, recipe, console=console)
@@ -157,7 +161,7 @@ def judge(
     threads: Threads = 2,
 ) -> None:
     """Draw held-out captions of every form, one call each, and write results and sample sheet."""
-    _quiet(threads)
+    quiet(threads)
     console = Console()
     counts = {**dict.fromkeys(FORMS, captions), "single": old // 2, "pair": old - old // 2}
     reporter = Reporter(console)
@@ -177,7 +181,7 @@ def card(
     history: Annotated[str, typer.Option(help="One sentence on how these weights were trained.")],
 ) -> None:
     """Put the model in place with a card that shows its results."""
-    _quiet(1)
+    quiet(1)
     save_pipeline(load_pipeline(model), into)
     results = load_results(model.with_name(f"{model.name}-results.json"))
     write_card(into, results, sheet=model.with_name(f"{model.name}-samples.png"), history=history)
