@@ -11,10 +11,10 @@ CHAOS_SECONDS ?= 120
 TRAIN_ARGS ?=
 CLIENTS := $(patsubst %,build/clients/%/.installed,$(shell cat tests/contract/client_versions.txt))
 
-.PHONY: help setup serve test chaos clients fuzz front lint format train clean
+.PHONY: help setup serve test chaos clients fuzz front lint format train train-video clean
 
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED)  ## Create .venv and install Triptych with its development tools
 
@@ -62,6 +62,9 @@ format: setup  ## Format the sources
 
 train: setup  ## Make the embedded picture model from nothing in build/shapes; a run that was stopped goes on
 	$(BIN)/python -m training.shapes.train run $(TRAIN_ARGS)
+
+train-video: setup  ## Make the embedded clip model from nothing in build/shapes-video, as above
+	$(BIN)/python -m training.shapes_video.train run $(TRAIN_ARGS)
 
 clean:  ## Remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
