@@ -154,7 +154,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `parameters` are the names of common parameters (and `extra_args` names) that the pipeline's call accepts.
     Sizes must be multiples of `size_multiple` pixels, frame counts `k * frame_multiple + 1`. `sizes`, when given,
-    lists the only (width, height) pairs that the model draws well. `loras` are the names that requests may ask for.
+    lists the only (width, height) pairs that the model draws well, and `frame_counts` the only numbers of frames.
+    `loras` are the names that requests may ask for.
     `warm_up` is None where none was measured.
 
     All of that is said of calls with a prompt alone, which the model refuses if `needs_image`. With input pictures it
@@ -174,6 +175,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_num_frames: int = 1
     default_fps: int = 16
     sizes: tuple[tuple[int, int], ...] = ()
+    frame_counts: tuple[int, ...] = ()
     warm_up: WarmUp | None = None
     loras: tuple[str, ...] = ()
     needs_image: bool = False

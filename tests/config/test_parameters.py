@@ -217,6 +217,14 @@ def test_a_model_that_lists_its_sizes_refuses_others() -> None:
     assert "must be one of 64x64, got 128x64" in refusal({"size": "128x64"}, info=info).message
 
 
+def test_a_model_that_lists_its_frame_counts_refuses_others() -> None:
+    info = msgspec.structs.replace(VIDEO, default_num_frames=13, frame_counts=(13,))
+    assert build({}, info=info).params.num_frames == 13
+    error = refusal({"num_frames": 17}, info=info)
+    assert (error.param, error.message) == ("num_frames", "num_frames must be one of 13 frames, got 17")
+    assert refusal({"seconds": 5}, info=info).param == "seconds"
+
+
 def test_the_seeds_of_all_outputs_must_fit() -> None:
     assert build({"seed": 2**63 - 2, "n": 2}).params.seed == 2**63 - 2
     assert refusal({"seed": 2**63 - 1, "n": 2}).param == "seed"

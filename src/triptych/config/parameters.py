@@ -362,6 +362,9 @@ def _resolve_frames(
         below = frames - (frames - 1) % multiple
         message = f"must be 1 more than a multiple of {multiple}, such as {below} or {below + multiple}, got {frames}"
         raise invalid(param, message)
+    if info.frame_counts and frames not in info.frame_counts:
+        counts = ", ".join(str(count) for count in info.frame_counts)
+        raise invalid(param, f"must be one of {counts} frames, got {frames}")
     return frames, fps
 
 

@@ -1,7 +1,7 @@
 """`triptych.json` beside the weights: what a checkpoint wants that its pipeline's defaults do not say.
 
     {"default_sampling_params": {"num_inference_steps": 20, "guidance_scale": 3.0, "width": 64, "height": 64},
-     "call_args": {"use_resolution_binning": false}, "sizes": [[64, 64]]}
+     "call_args": {"use_resolution_binning": false}, "sizes": [[64, 64]], "frame_counts": []}
 
 `call_args` are always passed to the pipeline's call and are closed to requests.
 """
@@ -39,11 +39,12 @@ class ModelDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole file. `sizes` are (width, height) in pixels: the only ones that requests may ask for."""
+    """The whole file. `sizes`, (width, height) in pixels, and `frame_counts` are the only ones to be asked for."""
 
     default_sampling_params: ModelDefaults = ModelDefaults()
     call_args: dict[str, Scalar] = {}
     sizes: tuple[tuple[Positive, Positive], ...] = ()
+    frame_counts: tuple[Positive, ...] = ()
 
 
 def read_settings(folder: Path) -> ModelSettings:

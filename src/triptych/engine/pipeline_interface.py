@@ -83,6 +83,9 @@ class PipelineInterface:
         if "use_resolution_binning" in signature and min(width, height) < _SMALLEST_BINNED_SIDE:
             self._call_args.setdefault("use_resolution_binning", False)
         video = "num_frames" in signature
+        frames = (defaults.num_frames or self._default("num_frames", 1)) if video else 1
+        if settings.frame_counts and frames not in settings.frame_counts:
+            raise EngineStartError(f"{SETTINGS_FILE}: the default of {frames} frames is not among `frame_counts`")
         parameters = ["prompt", "seed", *(name for name in _OPTIONAL if name in signature)]
         parameters += [name for name in ("width", "height") if self._redraws and name not in signature]
         return ModelInfo(
@@ -95,9 +98,10 @@ class PipelineInterface:
             default_height=height,
             default_num_inference_steps=defaults.num_inference_steps or self._default("num_inference_steps", 1),
             frame_multiple=frame_multiple(self._pipe) if video else 1,
-            default_num_frames=(defaults.num_frames or self._default("num_frames", 1)) if video else 1,
+            default_num_frames=frames,
             default_fps=defaults.fps or self._default(self._frame_rate or "", _DEFAULT_FPS),
             sizes=settings.sizes,
+            frame_counts=settings.frame_counts,
             max_images=_MAX_PICTURES if type(self._pipe).__name__ in _TAKES_SEVERAL else 1,
             default_strength=self._default_strength(),
         )

@@ -78,7 +78,8 @@ def _draw(
 
 
 def _small(info: ModelInfo) -> _Shape:
-    frames = info.frame_multiple + 1 if info.kind == "video" else None
+    fewest = info.frame_counts[0] if info.frame_counts else info.frame_multiple + 1
+    frames = fewest if info.kind == "video" else None
     if not {"width", "height"}.issubset(info.parameters):
         return info.default_width, info.default_height, frames
     side = min(_SIDE, info.default_width, info.default_height)
