@@ -59,10 +59,7 @@ def test_the_eight_device_file_maps_pairs_in_list_order(
     text = capsys.readouterr().out
     assert [row[:2] for row in rows(text)] == [["0", "0,1"], ["1", "2,3"], ["2", "4,5"], ["3", "6,7"]]
     assert "weights: unknown (not on disk)" in text
-    assert f"warning: {path}: stages[0].engine_args.parallel_config: not available in this version" in text
-    assert "; `serve` refuses this\n" in text
-    assert run(monkeypatch, "serve", "--stage-configs-path", path) == 2
-    assert "not available in this version" in capsys.readouterr().err
+    assert "not available in this version" not in text
 
 
 def test_the_effective_stage_file_is_one_that_says_the_same(

@@ -146,8 +146,7 @@ def test_a_directory_without_model_index_and_a_file_are_told(tmp_path: Path) -> 
 
 UNAVAILABLE_IN_FILE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"num_replicas": 1, "executor": "ray"}, {}, "runtime.executor"),
-    ({}, {"parallel_config": {"world_size": 2}}, "engine_args.parallel_config"),
-    ({}, {"parallel_config": {"tensor_parallel_size": 2}}, "engine_args.parallel_config"),
+    ({}, {"parallel_config": {"ulysses_degree": 2, "cfg_parallel_size": 2}}, "engine_args.parallel_config"),
 ]
 
 

@@ -107,6 +107,22 @@ CLASHES: list[tuple[dict[str, Any], str, str]] = [
         "cuda",
         "compile: replicas would choose",
     ),
+    (
+        {"parallel_config": {"ring_degree": 2}},
+        "cpu",
+        "parallel_config.ring_degree: needs accelerators; .*cfg_",
+    ),
+    (
+        {"parallel_config": {"tensor_parallel_size": 2}},
+        "cpu",
+        "parallel_config.tensor_parallel_size: needs",
+    ),
+    (
+        {"parallel_config": {"world_size": 2}, "cache": "first_block_cache"},
+        "cpu",
+        "cache: not with 2 devices",
+    ),
+    ({"parallel_config": {"world_size": 2}, "offload": "group"}, "cuda", "offload: not with 2 devices per replica"),
     ({"lora_modules": {"a": "/nowhere"}}, "cpu", "lora_modules: a: no such file or folder; found '/nowhere'"),
 ]
 
@@ -126,6 +142,8 @@ def test_switches_that_exclude_each_other_are_told_before_anything_loads(
         {"offload": "group", "max_num_seqs": 2},
         {"compile": {"mode": "max-autotune"}},
         {"compile": True, "deterministic": True},
+        {"parallel_config": {"world_size": 2}, "max_num_seqs": 4},
+        {"parallel_config": {"world_size": 2, "tensor_parallel_size": 2}},
     ],
 )
 def test_switches_that_go_together_are_accepted(tmp_path: Path, values: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ _OFF: tuple[Any, ...] = (None, False, (), {}, [], "", "none", "off")
 # Key of the stage, and what it says there; anything but _OFF is refused.
 _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("runtime.executor", lambda stage: stage.runtime.executor if stage.runtime.executor != "process" else None),
-    ("engine_args.parallel_config", lambda stage: _several_devices(stage)),
+    ("engine_args.parallel_config", lambda stage: _several_modes(stage)),
 )
 
 # Settings that are not a key of the stage as well.
@@ -29,9 +29,10 @@ _SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
 )
 
 
-def _several_devices(stage: StageConfig) -> dict[str, int] | None:
+def _several_modes(stage: StageConfig) -> dict[str, int] | None:
     parallel = stage.engine_args.parallel_config
-    return parallel.model_dump(exclude_unset=True) if parallel.devices_per_replica > 1 else None
+    degrees = {name: value for name, value in parallel if name != "world_size" and value > 1}
+    return degrees if len(degrees) > 1 else None
 
 
 def unavailable(settings: ServeSettings, stage: StageConfig, *, origin: Origin) -> tuple[ConfigError, ...]:

@@ -22,6 +22,7 @@ def check_combinations(args: EngineArgs, *, kind: Literal["cpu", "cuda", "none"]
     """Raises `ConfigError` for the first rule that `args` break on devices of `kind`."""
     _check_slots(args, origin=origin)
     _check_compile(args, origin=origin)
+    _check_ranks(args, kind=kind, origin=origin)
     if args.offload is not None and kind == "cpu":
         where = origin("engine_args.offload")
         raise ConfigError("replicas run on CPUs here, and weights already are in host memory", where=where)
@@ -68,3 +69,22 @@ def _check_compile(args: EngineArgs, *, origin: Origin) -> None:
             found=args.compile.mode,
             wanted="mode: default or reduce-overhead",
         )
+
+
+def _check_ranks(args: EngineArgs, *, kind: Literal["cpu", "cuda", "none"], origin: Origin) -> None:
+    parallel = args.parallel_config
+    if parallel.devices_per_replica == 1 or kind == "none":
+        return
+    for name in ("ring_degree", "tensor_parallel_size"):
+        if (degree := getattr(parallel, name)) > 1 and kind == "cpu":
+            where = f"{origin('engine_args.parallel_config')}.{name}"
+            wanted = "cfg_parallel_size, ulysses_degree, or world_size alone"
+            raise ConfigError("needs accelerators", where=where, found=degree, wanted=wanted)
+    for key in ("cache", "offload"):
+        if getattr(args, key) is not None:
+            raise ConfigError(
+                f"not with {parallel.devices_per_replica} devices per replica",
+                where=origin(f"engine_args.{key}"),
+                found=getattr(args, key).name,
+                wanted=f"one device per replica, or no {key}",
+            )

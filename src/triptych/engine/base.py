@@ -25,6 +25,10 @@ class EngineStartError(Exception):
 class Engine(Protocol):
     """Runs units of work on the devices of one replica."""
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Pids of the further processes that it has started, in the order of their devices; none survives it."""
+
     def load(self) -> ModelInfo:
         """Load the model and warm up. Raises `EngineStartError`."""
 

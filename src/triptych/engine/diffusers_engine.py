@@ -29,15 +29,16 @@ from triptych.engine.base import Emit, EngineStartError
 from triptych.engine.denoised import SchedulerStep
 from triptych.engine.failures import failure_of, is_out_of_memory, one_line
 from triptych.engine.hub import Hub, Task, UnitAborted
-from triptych.engine.loading import load_pipeline, locate_model
+from triptych.engine.loading import device_of, load_pipeline, locate_model
 from triptych.engine.lora import Loras
 from triptych.engine.model_settings import read_settings
+from triptych.engine.parallel import Leader, fork_followers
 from triptych.engine.pipeline_modes import Mode, PipelineModes
 from triptych.engine.pipeline_view import OnStep
 from triptych.engine.pixels import to_pixels
 from triptych.engine.previews import PreviewMaker
 from triptych.engine.progress import ProgressReporter
-from triptych.engine.switches import enable_cache
+from triptych.engine.switches import denoisers, enable_cache
 from triptych.engine.warm_up import warm_up
 from triptych.errors import ErrorCode, TriptychError
 from triptych.media.codecs import CODECS
@@ -103,9 +104,13 @@ class DiffusersEngine:
         self._encoding = 0
         self._stopping = False
         self._loading = False
+        self._args = args = EngineArgs.model_validate(spec.engine_args, strict=False)
+        # Before anything starts a thread. What is to be split over ranks is merged first, with one slot, too.
+        self._followers = fork_followers(spec, args)
+        self._leader: Leader | None = None
         self._hub = Hub(
-            merging=spec.max_num_seqs > 1 and not spec.engine_args.get("deterministic"),
-            max_pixels=spec.engine_args.get("max_num_batched_pixels"),
+            merging=(spec.max_num_seqs > 1 or bool(self._followers)) and not args.deterministic,
+            max_pixels=args.max_num_batched_pixels,
         )
         self._encoders = ThreadPoolExecutor(_ENCODERS, thread_name_prefix="encode")
         self._pipe: Any = None
@@ -115,6 +120,11 @@ class DiffusersEngine:
         self._cleans_up = False
 
     # ---- called from any thread
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Pids of the followers, in the order of their ranks."""
+        return tuple(follower.pid for follower in self._followers)
 
     def submit(self, unit: Generate, frames: Sequence[Frame]) -> None:
         """Take one unit; it waits for a free slot."""
@@ -143,7 +153,10 @@ class DiffusersEngine:
         self._loading = True
         folder = locate_model(self._spec)
         settings = read_settings(folder)
-        args = EngineArgs.model_validate(self._spec.engine_args, strict=False)
+        args = self._args
+        if self._followers:
+            self._leader = Leader(self._followers, args.parallel_config, device_of(self._spec))
+            self._leader.begin()
         self._pipe, self._loras = load_pipeline(self._spec, args, folder)
         try:
             self._modes = PipelineModes(self._pipe, settings)
@@ -152,6 +165,8 @@ class DiffusersEngine:
             raise EngineStartError(f"model {self._spec.model!r}: {name} cannot be served: {one_line(error)}") from error
         if args.cache is not None:
             enable_cache(self._pipe, args.cache, timestep=lambda: self._latest_view().current_timestep)
+        if self._leader is not None:
+            self._leader.spread(denoisers(self._pipe), lora=lambda: self._loras.active)
         self._hub.attach(self._pipe)
         self._hub.before_group = self._loras.activate
         measured = warm_up(
@@ -175,6 +190,9 @@ class DiffusersEngine:
         """Detach the hub from the models, which live on (for tests and embedding)."""
         self._hub.detach()
         self._encoders.shutdown()
+        if self._leader is not None:
+            self._leader.close()
+            self._followers.close()
 
     def run(self) -> None:
         """Serve until `stop`."""

@@ -23,10 +23,10 @@ from triptych.config.tree import EngineArgs
 from triptych.engine.base import EngineStartError
 from triptych.engine.failures import one_line
 from triptych.engine.lora import Loras
-from triptych.engine.switches import apply_switches, offload, quantization_arguments
+from triptych.engine.switches import apply_switches, denoisers, offload, quantization_arguments
 from triptych.messages import ReplicaSpec
 
-__all__ = ["load_pipeline", "locate_model"]
+__all__ = ["device_of", "load_pipeline", "locate_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,24 +53,32 @@ def locate_model(spec: ReplicaSpec) -> Path:
     return folder
 
 
-def load_pipeline(spec: ReplicaSpec, args: EngineArgs, folder: Path) -> tuple[Any, Loras]:
-    """The pipeline with its LoRAs and switches, silent, where it will compute. Raises `EngineStartError`."""
+def device_of(spec: ReplicaSpec, rank: int = 0) -> torch.device:
+    """Where one rank of the replica computes: its device among those that the process sees."""
+    return torch.device("cuda", rank) if spec.device_kind == "cuda" else torch.device("cpu")
+
+
+def load_pipeline(spec: ReplicaSpec, args: EngineArgs, folder: Path, *, rank: int = 0) -> tuple[Any, Loras]:
+    """The pipeline with its LoRAs and switches, silent, where it will compute. Raises `EngineStartError`.
+
+    Ranks above 0 compute with the denoisers only, and the rest stays where it is.
+    """
     torch.set_num_threads(spec.cpu_threads)
     torch.backends.cudnn.deterministic = True
     _silence_libraries(spec)
-    dtype = _dtype(spec, args, folder)
+    device, dtype = device_of(spec, rank), _dtype(spec, args, folder)
     quantized = quantization_arguments(args, folder)
     try:
         pipe: Any = DiffusionPipeline.from_pretrained(
             str(folder), dtype=dtype, local_files_only=True, trust_remote_code=False, **quantized
         )
         if spec.device_kind == "cuda" and args.offload is None:
-            pipe.to("cuda")
+            for part in denoisers(pipe).values() if rank else (pipe,):
+                part.to(device)
     except Exception as error:
         raise EngineStartError(f"model {spec.model!r} ({folder}) cannot be loaded: {one_line(error)}") from error
     pipe.set_progress_bar_config(disable=True)
     loras = Loras(pipe, args.lora_modules)
-    device = torch.device("cuda" if spec.device_kind == "cuda" else "cpu")
     apply_switches(pipe, args, device=device, dtype=dtype)
     if args.offload is not None:
         offload(pipe, args.offload, device=device)

@@ -41,6 +41,7 @@ class Loras:
         self._layers: list[Any] = [
             part for model in models for part in model.modules() if isinstance(part, BaseTunerLayer)
         ]
+        self.active: Hashable = None
         self.activate(None)  # diffusers leaves what it loaded last switched on
 
     @property
@@ -59,6 +60,7 @@ class Loras:
 
     def activate(self, state: Hashable) -> None:
         """Bring the models into a state that `state` gave."""
+        self.active = state
         for layer in self._layers:
             if isinstance(state, tuple):
                 adapter, scale = state

@@ -180,6 +180,11 @@ class SimulatedEngine:
         self._loaded = True
         return self._model
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """None: it sleeps in this one."""
+        return ()
+
     def submit(self, unit: Generate, frames: Sequence[Frame]) -> None:
         """Take one unit; answers at once when it costs nothing."""
         work = self._plan(unit)

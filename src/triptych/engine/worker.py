@@ -145,13 +145,14 @@ class Worker:
         pin_devices(spec)
         if in_bad_fork(spec):
             return EXIT_BAD_FORK
-        # 2. The server may vanish at any time from here on, also while the model loads.
-        threading.Thread(target=self._read, name="reader", daemon=True).start()
-        # 3. Load; whatever goes wrong becomes one line for the operator.
+        # 2. From here on whatever goes wrong becomes one line for the operator.
         try:
             entry = engine_entry(spec.engine)
             _report_missing_preload(entry)
+            # An engine of several devices forks here, which threads would forbid.
             self._engine = engine = import_engine(entry)(spec, self._channel.send)
+            # 3. The server may vanish at any time, also while the model loads.
+            threading.Thread(target=self._read, name="reader", daemon=True).start()
             threading.Thread(target=self._beat, args=(engine,), name="heartbeat", daemon=True).start()
             model = engine.load()
         except (EngineStartError, ConfigError) as error:
@@ -162,7 +163,12 @@ class Worker:
         # 4. Serve.
         self._ready.set()
         self._channel.send(
-            Ready(incarnation=self._incarnation, pids=(os.getpid(),), slots=spec.max_num_seqs, model=model)
+            Ready(
+                incarnation=self._incarnation,
+                pids=(os.getpid(), *engine.processes),
+                slots=spec.max_num_seqs,
+                model=model,
+            )
         )
         engine.run()
         return 0
