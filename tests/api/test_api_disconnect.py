@@ -79,6 +79,7 @@ async def test_submit_and_the_watch_on_the_connection_work_apart(
 ) -> None:
     app_context = ApiContext(
         orchestrator=cast(Any, orchestrator),
+        jobs=cast(Any, None),
         served_model_names=NAMES,
         defaults=SamplingDefaults(),
         limits=Limits(max_pixels=1 << 20, max_num_frames=1, max_num_inference_steps=50, request_timeout_s=60),

@@ -220,10 +220,10 @@ async def test_before_the_first_replica_is_ready_requests_get_503_with_a_wait(or
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/v1/videos"),
-        ("GET", "/v1/videos"),
-        ("GET", "/v1/videos/video_1/content"),
-        ("DELETE", "/v1/videos/video_1"),
+        ("POST", "/v1/videos/characters"),
+        ("POST", "/v1/videos/edits"),
+        ("POST", "/v1/videos/extensions"),
+        ("POST", "/v1/videos/video_1/remix"),
         ("GET", "/metrics"),
     ],
 )

@@ -20,7 +20,7 @@ from triptych.errors import ConfigError, ErrorCode, TriptychError
 if TYPE_CHECKING:
     from triptych.cli.generation import Picture
     from triptych.config.parameters import CommonParameters
-    from triptych.messages import GenerationRequest
+    from triptych.messages import GenerationRequest, MediaInput
 
 __all__ = ["generate"]
 
@@ -93,7 +93,6 @@ def _run(
     fields["lora"] = _lora(fields.pop("lora"), fields.pop("lora_scale"))
     if output is not None and fields["output_format"] is None and _format_of(output) in ("jpeg", "webp"):
         fields["output_format"] = _format_of(output)
-    from triptych.cli.input_files import read_input_files
     from triptych.config.lora import resolve_lora
     from triptych.config.parameters import check_without_model, parse_parameters
     from triptych.config.plan import build_plan
@@ -106,7 +105,7 @@ def _run(
         asked["num_replicas"] = "1"
     settings = read_settings(asked, {}, options={"model": "--model"})
     check_without_model(parameters, settings.limits())
-    inputs, frames = read_input_files(images, mask, max_pixels=settings.max_pixels)
+    inputs, frames = _inputs(images, mask, max_pixels=settings.max_pixels)
     plan = build_plan(settings)
     resolve_lora(parameters.lora, registered=plan.stage.engine_args.lora_modules)
     # 2. Weights, and what they take.
@@ -120,6 +119,16 @@ def _run(
         path = target if request.n == 1 else target.with_stem(f"{target.stem}-{picture.unit}")
         _write(path, picture.data)
         typer.echo(_summary(path, picture, request))
+
+
+def _inputs(
+    images: list[Path], mask: Path | None, *, max_pixels: int
+) -> tuple[tuple[MediaInput, ...], tuple[bytes, ...]]:
+    if not images and mask is None:
+        return (), ()
+    from triptych.cli.input_files import read_input_files  # brings Pillow and numpy
+
+    return read_input_files(images, mask, max_pixels=max_pixels)
 
 
 def _lora(name: str | None, scale: float | None) -> dict[str, Any] | None:
