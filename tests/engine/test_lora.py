@@ -15,7 +15,7 @@ from tiny.loras import save_lora
 from triptych.engine.base import EngineStartError
 from triptych.engine.diffusers_engine import DiffusersEngine
 from triptych.errors import ErrorCode
-from triptych.messages import Abort, Failure, Generate, Lora, Progress
+from triptych.messages import Abort, Aborted, Failure, Generate, Lora, Progress
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers and transformers
 
@@ -86,7 +86,10 @@ def test_a_lora_draws_what_plain_diffusers_draws_with_it(
     assert (drawn - wanted).abs().max() <= 0.51 / 255
 
 
-def test_an_aborted_unit_leaves_no_lora_behind(lora_run: Callable[[str], EngineRun]) -> None:
+def test_an_aborted_unit_leaves_no_lora_behind(
+    lora_run: Callable[[str], EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.engine.progress._INTERVAL_S", 0)  # every step is told
     run = lora_run("sd15")
     plain = run.bytes_of(run.unit())[0]
     styled = run.unit(1, lora=Lora("style/one"))
@@ -96,7 +99,7 @@ def test_an_aborted_unit_leaves_no_lora_behind(lora_run: Callable[[str], EngineR
             run.engine.abort(Abort(styled.address))
 
     run.on_message = abort_in_the_middle
-    run.run(styled)
+    assert isinstance(run.run(styled)[0], Aborted)
     run.on_message = None
     assert run.bytes_of(run.unit())[0] == plain
 

@@ -124,7 +124,10 @@ CACHED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("cache", CACHED, ids=lambda cache: cache["name"])
-def test_a_cache_saves_work_and_leaves_nothing_to_the_next_unit(cache: dict[str, Any], model_path: ModelPath) -> None:
+def test_a_cache_saves_work_and_leaves_nothing_to_the_next_unit(
+    cache: dict[str, Any], model_path: ModelPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.engine.progress._INTERVAL_S", 0)  # every step is told
     run = EngineRun(model_path("qwen"), engine_args={"cache": cache})
     cached = run.bytes_of(run.unit())[0]
     assert cached != EngineRun(model_path("qwen")).bytes_of(run.unit())[0]
