@@ -100,6 +100,7 @@ def test_what_is_wrong_is_told_with_key_value_and_what_would_be_right(
 CLASHES: list[tuple[dict[str, Any], str, str]] = [
     ({"cache": "first_block_cache", "max_num_seqs": 2}, "cuda", "cache: a step cache keeps the state of one request"),
     ({"offload": "model", "max_num_seqs": 2}, "cuda", "offload: requests that take turns need all models at once"),
+    ({"quantization": "bitsandbytes_4bit"}, "cpu", "quantization: needs accelerators, and replicas run on CPUs here"),
     ({"offload": "group"}, "cpu", "offload: replicas run on CPUs here"),
     ({"compile": True, "lora_modules": {"a": "a"}}, "cuda", "compile: the model would be compiled anew"),
     (

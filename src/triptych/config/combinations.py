@@ -26,12 +26,20 @@ def check_combinations(args: EngineArgs, *, kind: Literal["cpu", "cuda", "none"]
     if args.offload is not None and kind == "cpu":
         where = origin("engine_args.offload")
         raise ConfigError("replicas run on CPUs here, and weights already are in host memory", where=where)
-    package = _PACKAGES.get(args.quantization.name) if args.quantization is not None else None
-    if package is not None and importlib.util.find_spec(package) is None:
-        where, wanted = origin("engine_args.quantization"), f"pip install {package}"
-        raise ConfigError(f"the package {package} is not installed", where=where, wanted=wanted)
+    if args.quantization is not None:
+        _check_quantization(args.quantization.name, kind=kind, where=origin("engine_args.quantization"))
     for name, path in args.lora_modules.items():
         lora_file(path, where=f"{origin('engine_args.lora_modules')}: {name}")
+
+
+def _check_quantization(name: str, *, kind: Literal["cpu", "cuda", "none"], where: str) -> None:
+    package = _PACKAGES.get(name)
+    if package == "bitsandbytes" and kind == "cpu":
+        wanted = "layerwise_casting, torchao, or none"
+        raise ConfigError("needs accelerators, and replicas run on CPUs here", where=where, found=name, wanted=wanted)
+    if package is not None and importlib.util.find_spec(package) is None:
+        wanted = f"pip install {package}"
+        raise ConfigError(f"the package {package} is not installed", where=where, wanted=wanted)
 
 
 def _check_slots(args: EngineArgs, *, origin: Origin) -> None:

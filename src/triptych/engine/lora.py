@@ -61,12 +61,13 @@ class Loras:
     def activate(self, state: Hashable) -> None:
         """Bring the models into a state that `state` gave."""
         self.active = state
+        adapter, scale = state if isinstance(state, tuple) else (None, None)
         for layer in self._layers:
-            if isinstance(state, tuple):
-                adapter, scale = state
-                layer.set_adapter(adapter)
+            # The setters of peft also go through all weights to say which may be trained: eight times as long.
+            layer._disable_adapters = adapter is None
+            if adapter is not None:
+                layer._active_adapter = [adapter]
                 layer.set_scale(adapter, scale)
-            layer.enable_adapters(state is not None)
 
 
 def _load(pipe: Any, name: str, path: str, *, adapter: str) -> str:

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import logging
 import os
+import socket
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -39,6 +40,8 @@ __all__ = ["Leader", "fork_followers"]
 
 _log = logging.getLogger(__name__)
 
+_HOST = "127.0.0.1"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # where ranks listen for each other
 _JOIN_TIMEOUT = timedelta(hours=1)  # the slowest rank may load that long; the watchdog bounds it for all
 _REPORT_S = 30.0  # between the leader's failure in a shared forward and those of its followers
 
@@ -93,13 +96,19 @@ class Leader:
 
     def begin(self) -> None:
         """Let the followers load."""
-        # Port 0: the kernel chooses one that is free, so replicas never meet.
-        world = len(self._followers) + 1
+        # A port that the kernel chooses, so replicas never meet, and nobody outside this machine can reach.
+        listener = socket.create_server((_HOST, 0))
+        port = listener.getsockname()[1]
         self._store = distributed.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", 0, world, is_master=True, wait_for_workers=False
+            _HOST,
+            port,
+            len(self._followers) + 1,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
         for follower in self._followers:
-            follower.channel.send_bytes(_encode(_Join(self._store.port)))
+            follower.channel.send_bytes(_encode(_Join(port)))
 
     def spread(self, models: dict[str, Any], *, lora: Callable[[], Hashable]) -> None:
         """Run the forwards of `models` on all ranks from now on, with the state of LoRAs that `lora` tells.
@@ -235,7 +244,7 @@ def _follow(rank: int, channel: Connection, *, spec: ReplicaSpec, args: EngineAr
     models, device = denoisers(pipe), device_of(spec, rank)
     world, by_batch = args.parallel_config.devices_per_replica, _by_batch(args.parallel_config)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", message.port, world, is_master=False
+        _HOST, message.port, world, is_master=False
     )
     channel.send_bytes(_encode(_Loaded()))
     group = _Group(store, rank, world, device)
@@ -274,6 +283,8 @@ class _Group:
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        for variable in _INTERFACES:
+            os.environ.setdefault(variable, "lo")
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_JOIN_TIMEOUT)
 
     def send(self, values: torch.Tensor, rank: int) -> None:
