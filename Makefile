@@ -28,7 +28,7 @@ serve: setup  ## Serve the embedded model on two replicas at port 8000
 	$(BIN)/triptych serve $(SERVE_ARGS)
 
 test: setup clients  ## Run the test suite
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TEST_ARGS)
 
 clients: $(CLIENTS)  ## Install the older openai clients that the tests use, each in an environment of its own
 

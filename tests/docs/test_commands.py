@@ -100,14 +100,18 @@ class Reader:
             self.server = subprocess.Popen(
                 ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.environment, stdout=log, stderr=log
             )
-        wait_until(lambda: self.ready(int(match[1])), 90, f"ready: {text}\n{(self.folder / 'server.log').read_text()}")
+        key = re.search(r"--api-key (\S+)", text)
+        headers = {"authorization": f"Bearer {key[1]}"} if key else {}
+        port = int(match[1])
+        wait_until(lambda: self.ready(port, headers), 90, f"ready: {text}\n{(self.folder / 'server.log').read_text()}")
 
-    def ready(self, port: int) -> bool:
+    def ready(self, port: int, headers: dict[str, str]) -> bool:
         assert self.server is not None
         if self.server.poll() is not None:
             pytest.fail((self.folder / "server.log").read_text()[-3000:])
         try:
-            replicas = httpx.get(f"http://127.0.0.1:{port}/v1/replicas", timeout=5, trust_env=False).json()["data"]
+            url = f"http://127.0.0.1:{port}/v1/replicas"
+            replicas = httpx.get(url, headers=headers, timeout=5, trust_env=False).json()["data"]
         except httpx.TransportError:
             time.sleep(0.1)
             return False

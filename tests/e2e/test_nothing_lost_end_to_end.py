@@ -98,6 +98,7 @@ async def test_of_300_requests_at_once_those_beyond_the_queue_are_refused_with_a
     simulated_server: Simulated,
 ) -> None:
     server = simulated_server("--max-queue-size", "16", replicas=2, seconds=0.5)
+    assert server.image(size="64x64").status_code == 200  # how long one takes is known from here on
     connections = [await LightConnection.open(server.port) for _ in range(300)]
     for seed, connection in enumerate(connections):
         connection.send({"prompt": "a picture", "seed": seed, "size": "64x64"})
