@@ -11,7 +11,7 @@ CHAOS_SECONDS ?= 120
 TRAIN_ARGS ?=
 CLIENTS := $(patsubst %,build/clients/%/.installed,$(shell cat tests/contract/client_versions.txt))
 
-.PHONY: help setup serve test chaos clients fuzz front lint format train train-video clean
+.PHONY: help setup serve test test-long chaos clients fuzz front lint format train train-video clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ serve: setup  ## Serve the embedded model on two replicas at port 8000
 
 test: setup clients  ## Run the test suite
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TEST_ARGS)
+
+test-long: setup  ## Run the tests that take minutes: short trainings of the embedded models
+	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
 clients: $(CLIENTS)  ## Install the older openai clients that the tests use, each in an environment of its own
 

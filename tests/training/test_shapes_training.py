@@ -56,7 +56,7 @@ def picture_trainer(tokenizer: Any, state_file: Path) -> PictureTrainer:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_short_recipe_makes_a_pipeline_that_diffusers_loads_and_that_draws_one_picture(tmp_path: Path) -> None:
     model = train(tmp_path, SHORT, console=Console(quiet=True))
     pipeline = DiffusionPipeline.from_pretrained(model)
@@ -66,7 +66,7 @@ def test_the_short_recipe_makes_a_pipeline_that_diffusers_loads_and_that_draws_o
     assert (tmp_path / "picture.pt").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loss_falls(tmp_path: Path, tokenizer: Any, small_set: Dataset) -> None:
     reporter = Losses()
     trainer = picture_trainer(tokenizer, tmp_path / "picture.pt")
@@ -76,7 +76,7 @@ def test_the_loss_falls(tmp_path: Path, tokenizer: Any, small_set: Dataset) -> N
         assert sum(row[name] for row in last) < part * sum(row[name] for row in first)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_run_goes_on_to_the_same_weights_as_one_that_was_not(
     tmp_path: Path, tokenizer: Any, small_set: Dataset
 ) -> None:

@@ -53,7 +53,7 @@ def small_set(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> ClipD
     return build_clip_dataset(tmp_path_factory.mktemp("clips"), ClipDatasetSize(40, 1100, 1), tokenizer)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_short_recipe_makes_a_pipeline_that_diffusers_loads_and_that_draws_one_clip(tmp_path: Path) -> None:
     model = train(tmp_path, SHORT, console=Console(quiet=True))
     pipeline = DiffusionPipeline.from_pretrained(model)
@@ -62,7 +62,7 @@ def test_the_short_recipe_makes_a_pipeline_that_diffusers_loads_and_that_draws_o
     assert frames.shape == (FRAMES, 64, 64, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_loss_of_clips_falls(tmp_path: Path, tokenizer: Any, small_set: ClipDataset) -> None:
     torch.manual_seed(5)
     reporter = Losses()
