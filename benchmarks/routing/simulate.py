@@ -40,10 +40,8 @@ class VirtualServer:
         self, *, routing: str, replicas: int, slots: int = 1, max_queue_size: int = 10**9, progress: bool = False
     ) -> None:
         self.now = 0.0
-        estimator = CostModel()
         self.core = Core(
-            policy=create_policy(routing, estimator),
-            estimator=estimator,
+            policy=create_policy(routing, CostModel()),
             max_queue_size=max_queue_size,
             no_replica_timeout_s=30.0,
         )

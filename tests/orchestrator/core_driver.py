@@ -29,10 +29,8 @@ class CoreDriver:
 
     def __init__(self, *, slots: Sequence[int] = (), routing: str = "round_robin", max_queue_size: int = 1024) -> None:
         self.now = 1000.0
-        estimator = CostModel()
         self.core = Core(
-            policy=create_policy(routing, estimator),
-            estimator=estimator,
+            policy=create_policy(routing, CostModel()),
             max_queue_size=max_queue_size,
             no_replica_timeout_s=30.0,
         )

@@ -23,7 +23,6 @@ from triptych.messages import (
     Progress,
 )
 from triptych.orchestrator.admission import COME_BACK_S, Admission
-from triptych.orchestrator.cost import Estimator
 from triptych.orchestrator.deadlines import Deadlines
 from triptych.orchestrator.dispatcher import Dispatcher
 from triptych.orchestrator.effects import (
@@ -52,9 +51,7 @@ __all__ = ["Core"]
 class Core:
     """Methods that take `now` (clock seconds, never decreasing) may append to `effects`; the caller empties it."""
 
-    def __init__(
-        self, *, policy: RoutingPolicy, estimator: Estimator, max_queue_size: int, no_replica_timeout_s: float
-    ) -> None:
+    def __init__(self, *, policy: RoutingPolicy, max_queue_size: int, no_replica_timeout_s: float) -> None:
         self.effects: deque[Effect] = deque()
         self.live: dict[str, Request] = {}
         self.history = History()
@@ -62,8 +59,8 @@ class Core:
         self.dispatcher = Dispatcher(policy)
         self.draining = False
         self.was_ready = False
-        self.estimator = estimator
-        self.backlog = Backlog(self.dispatcher, estimator)
+        self.estimator = policy.estimator
+        self.backlog = Backlog(self.dispatcher, self.estimator)
         self._admission = Admission(self.backlog, max_queue_size)
         self._no_replica_timeout_s = no_replica_timeout_s
         self._arrivals = 0

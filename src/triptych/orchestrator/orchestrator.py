@@ -77,10 +77,8 @@ class Orchestrator(SupervisorListener):
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        estimator = CostModel() if estimator is None else estimator
         self._core = Core(
-            policy=create_policy(routing, estimator),
-            estimator=estimator,
+            policy=create_policy(routing, CostModel() if estimator is None else estimator),
             max_queue_size=max_queue_size,
             no_replica_timeout_s=no_replica_timeout_s,
         )
