@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 _ENDPOINTS = (
-    index.unbuilt_routes,
     images.routes,
     chat.routes,
+    index.unbuilt_routes,  # before what has a video's id in its path
     videos.routes,
     requests.routes,
     replicas.routes,
