@@ -10,8 +10,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from rich.console import Console
-from rich.progress import Progress
 
+from support.losses import Losses
 from training.shapes.answers import HEADS
 from training.shapes.card import SHEET, write_card
 from training.shapes.dataset import Dataset, DatasetSize, build_dataset
@@ -20,23 +20,12 @@ from training.shapes.evaluation import evaluate, load_results, save_results, she
 from training.shapes.muon import orthogonalize
 from training.shapes.picture import PictureTrainer
 from training.shapes.pipeline import assemble, draw, load_pipeline, new_transformer
-from training.shapes.progress import Course, Reporter, load_state, save_state
+from training.shapes.progress import Course, load_state, save_state
 from training.shapes.tokenizer import build_tokenizer
 from training.shapes.train import Recipe, train
 from triptych.models import embedded_path
 
 SHORT = Recipe(pictures=64, captions=1200, encoder_steps=8, picture_steps=24, sheet_every=1000, batch=8)
-
-
-class Losses(Reporter):
-    """Keeps every step's losses."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True))
-        self.rows: list[dict[str, float]] = []
-
-    def step(self, bar: Progress, course: Course, losses: dict[str, float]) -> None:
-        self.rows.append(losses)
 
 
 @pytest.fixture(scope="module")

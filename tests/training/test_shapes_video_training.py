@@ -10,12 +10,12 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from rich.console import Console
-from rich.progress import Progress
 from transformers import T5EncoderModel
 
+from support.losses import Losses
 from training.shapes.encoder import ParseHead
 from training.shapes.evaluation import FormResult, load_results, save_results
-from training.shapes.progress import Course, Reporter
+from training.shapes.progress import Course
 from training.shapes_video.captions import training_example
 from training.shapes_video.card import write_clip_card
 from training.shapes_video.checker import check_clip
@@ -30,17 +30,6 @@ from training.shapes_video.train import Recipe, train
 from triptych.models import embedded_path
 
 SHORT = Recipe(paths=40, captions=1100, encoder_steps=4, clip_steps=6, sheet_every=1000, batch=4)
-
-
-class Losses(Reporter):
-    """Keeps every step's losses."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True))
-        self.rows: list[dict[str, float]] = []
-
-    def step(self, bar: Progress, course: Course, losses: dict[str, float]) -> None:
-        self.rows.append(losses)
 
 
 @pytest.fixture(scope="module")

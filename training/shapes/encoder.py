@@ -21,9 +21,19 @@ from training.shapes.dataset import Batch
 from training.shapes.progress import Course, Reporter, load_state, save_state, step_generator
 from training.shapes.tokenizer import carry_over_embeddings
 
-__all__ = ["WIDTH", "CaptionSource", "ParseHead", "new_encoder", "train_encoder"]
+__all__ = ["ENCODER_SHAPE", "WIDTH", "CaptionSource", "ParseHead", "new_encoder", "train_encoder"]
 
 WIDTH: Final = 128
+ENCODER_SHAPE: Final[dict[str, Any]] = {
+    "d_model": WIDTH,
+    "d_kv": 32,
+    "d_ff": 256,
+    "num_layers": 3,
+    "num_heads": 4,
+    "pad_token_id": 0,
+    "feed_forward_proj": "gated-gelu",
+    "dropout_rate": 0.0,
+}
 BATCH: Final = 128
 FRESH_RATE: Final = 3e-3
 WARM_RATE: Final = 1.5e-3
@@ -44,19 +54,7 @@ class CaptionSource(Protocol):
 def new_encoder(tokenizer: Any, *, start: Path | None = None) -> Any:
     """A fresh encoder, or that of the pipeline directory `start`, its embeddings carried over to this vocabulary."""
     if start is None:
-        return T5EncoderModel(
-            T5Config(
-                vocab_size=len(tokenizer),
-                d_model=WIDTH,
-                d_kv=32,
-                d_ff=256,
-                num_layers=3,
-                num_heads=4,
-                pad_token_id=0,
-                feed_forward_proj="gated-gelu",
-                dropout_rate=0.0,
-            )
-        )
+        return T5EncoderModel(T5Config(vocab_size=len(tokenizer), **ENCODER_SHAPE))
     encoder = T5EncoderModel.from_pretrained(start, subfolder="text_encoder")
     old_tokenizer = AutoTokenizer.from_pretrained(start, subfolder="tokenizer")
     if old_tokenizer.get_vocab() != tokenizer.get_vocab():

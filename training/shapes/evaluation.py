@@ -17,7 +17,7 @@ from training.shapes.drawing import Picture
 from training.shapes.forms import FORMS, Example, held_out_example
 from training.shapes.pipeline import draw, save_sheet
 
-__all__ = ["FormResult", "Judged", "evaluate", "load_results", "save_results", "sheet_of", "show_results"]
+__all__ = ["FormResult", "Judged", "evaluate", "labelled", "load_results", "save_results", "sheet_of", "show_results"]
 
 
 @dataclass(slots=True)
@@ -39,6 +39,12 @@ class FormResult:
                 counts[1] += 1
 
 
+def labelled(caption: str, verdict: dict[str, bool]) -> str:
+    """A caption for a sample sheet, with what is wrong in what was drawn."""
+    wrong = [name for name, good in verdict.items() if not good and name != "all"]
+    return caption[:84] + (f" [NOT {', '.join(wrong)}]" if wrong else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One drawn caption."""
@@ -50,8 +56,7 @@ class Judged:
     @property
     def label(self) -> str:
         """The caption, with what is wrong."""
-        wrong = [name for name, good in self.verdict.items() if not good and name != "all"]
-        return self.example.caption.text[:84] + (f" [NOT {', '.join(wrong)}]" if wrong else "")
+        return labelled(self.example.caption.text, self.verdict)
 
 
 def evaluate(

@@ -6,8 +6,6 @@ folder, and a run that was stopped goes on where it was when started again with 
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,10 +14,25 @@ import torch
 import typer
 from rich.console import Console
 from torch import nn
-from transformers.utils import logging as transformers_logging
 
 from training.shapes.answers import HEADS
 from training.shapes.card import write_card
+from training.shapes.command_line import (
+    CaptionSeed,
+    EncoderSteps,
+    History,
+    Into,
+    JudgedModel,
+    Minutes,
+    ModelToJudge,
+    Seed,
+    SheetEvery,
+    Threads,
+    Work,
+    quiet,
+    results_file,
+    sheet_file,
+)
 from training.shapes.dataset import Dataset, DatasetSize, build_dataset
 from training.shapes.encoder import ParseHead, new_encoder, train_encoder
 from training.shapes.evaluation import evaluate, load_results, save_results, sheet_of, show_results
@@ -29,7 +42,7 @@ from training.shapes.pipeline import assemble, load_pipeline, new_transformer, s
 from training.shapes.progress import Course, Reporter
 from training.shapes.tokenizer import build_tokenizer
 
-__all__ = ["Recipe", "Threads", "app", "quiet", "train"]
+__all__ = ["Recipe", "app", "train"]
 
 ENCODER_SHARE: Final = 0.1  # of the minutes
 WATCHED: Final = 4  # captions per form on a sample sheet
@@ -116,32 +129,19 @@ def _train_pictures(
     return model
 
 
-def quiet(threads: int) -> None:
-    """Keep other packages from talking and from asking the network, and use so many threads."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.filterwarnings("ignore")  # of other packages
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(threads)
-
-
-Work = Annotated[Path, typer.Option(help="Folder for data, states, sample sheets and the model.")]
-Threads = Annotated[int, typer.Option(help="Processor threads.")]
-
-
 @app.command()
 def run(
     work: Work = Path("build/shapes"),
     start: Annotated[Path | None, typer.Option("--from", help="Pipeline directory to go on from.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="End after so many minutes of training.")] = None,
+    minutes: Minutes = None,
     pictures: Annotated[int, typer.Option(help="Drawn pictures.")] = Recipe.pictures,
     captions: Annotated[int, typer.Option(help="Captions for the encoder, the pictures' included.")] = Recipe.captions,
-    encoder_steps: Annotated[int, typer.Option(help="Steps of 128 captions.")] = Recipe.encoder_steps,
+    encoder_steps: EncoderSteps = Recipe.encoder_steps,
     picture_steps: Annotated[int, typer.Option(help="Steps of `--batch` pictures.")] = Recipe.picture_steps,
-    sheet_every: Annotated[int, typer.Option(help="Steps between sample sheets.")] = Recipe.sheet_every,
+    sheet_every: SheetEvery = Recipe.sheet_every,
     batch: Annotated[int, typer.Option(help="Pictures in a step.")] = Recipe.batch,
     rate: Annotated[float, typer.Option(help="Factor on the picture model's learning rates.")] = Recipe.rate,
-    seed: Annotated[int, typer.Option(help="Seed of data and training.")] = Recipe.seed,
+    seed: Seed = Recipe.seed,
     threads: Threads = 2,
 ) -> None:
     """Train the model; what was begun in the work folder goes on."""
@@ -154,10 +154,10 @@ def run(
 
 @app.command()
 def judge(
-    model: Annotated[Path, typer.Argument(help="Pipeline directory; the results are written beside it.")],
+    model: ModelToJudge,
     captions: Annotated[int, typer.Option(help="Held-out captions of each new form.")] = 40,
     old: Annotated[int, typer.Option(help="Held-out captions of the forms `single` and `pair` together.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the captions.")] = 7,
+    seed: CaptionSeed = 7,
     threads: Threads = 2,
 ) -> None:
     """Draw held-out captions of every form, one call each, and write results and sample sheet."""
@@ -169,22 +169,22 @@ def judge(
         results, judged = evaluate(
             load_pipeline(model), counts, seed=seed, report=lambda _: bar.advance(bar.task_ids[0])
         )
-    save_results(model.with_name(f"{model.name}-results.json"), results)
-    sheet_of(model.with_name(f"{model.name}-samples.png"), judged)
+    save_results(results_file(model), results)
+    sheet_of(sheet_file(model), judged)
     console.print(show_results(results), highlight=False)
 
 
 @app.command()
 def card(
-    model: Annotated[Path, typer.Argument(help="Pipeline directory that `judge` has judged.")],
-    into: Annotated[Path, typer.Option(help="Directory that receives weights, card and sample sheet.")],
-    history: Annotated[str, typer.Option(help="One sentence on how these weights were trained.")],
+    model: JudgedModel,
+    into: Into,
+    history: History,
 ) -> None:
     """Put the model in place with a card that shows its results."""
     quiet(1)
     save_pipeline(load_pipeline(model), into)
-    results = load_results(model.with_name(f"{model.name}-results.json"))
-    write_card(into, results, sheet=model.with_name(f"{model.name}-samples.png"), history=history)
+    results = load_results(results_file(model))
+    write_card(into, results, sheet=sheet_file(model), history=history)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any, Final
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, UMT5Config, UMT5EncoderModel
 
-from training.shapes.encoder import WIDTH
+from training.shapes.encoder import ENCODER_SHAPE
 from training.shapes.tokenizer import build_tokenizer, carry_over_embeddings
 from training.shapes_video.captions import training_example
 from training.shapes_video.dataset import LENGTH
@@ -32,19 +32,7 @@ def new_clip_encoder(tokenizer: Any, *, start: Path | None = None) -> Any:
 
     The encoder of the picture model will do: T5 is a UMT5 whose layers share one table of distances.
     """
-    encoder = UMT5EncoderModel(
-        UMT5Config(
-            vocab_size=len(tokenizer),
-            d_model=WIDTH,
-            d_kv=32,
-            d_ff=256,
-            num_layers=3,
-            num_heads=4,
-            pad_token_id=0,
-            feed_forward_proj="gated-gelu",
-            dropout_rate=0.0,
-        )
-    )
+    encoder = UMT5EncoderModel(UMT5Config(vocab_size=len(tokenizer), **ENCODER_SHAPE))
     if start is not None:
         weights = load_file(start / "text_encoder" / "model.safetensors")
         old_tokenizer = AutoTokenizer.from_pretrained(start, subfolder="tokenizer")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from training.shapes.evaluation import FormResult
+from training.shapes.evaluation import FormResult, labelled
 from training.shapes.pipeline import save_sheet
 from training.shapes_video.captions import Example, held_out_example
 from training.shapes_video.checker import check_clip
@@ -31,8 +31,7 @@ class JudgedClip:
     @property
     def label(self) -> str:
         """The caption, with what is wrong."""
-        wrong = [name for name, good in self.verdict.items() if not good and name != "all"]
-        return self.example.caption.text[:84] + (f" [NOT {', '.join(wrong)}]" if wrong else "")
+        return labelled(self.example.caption.text, self.verdict)
 
 
 def evaluate_clips(

@@ -14,11 +14,26 @@ import torch
 import typer
 from rich.console import Console
 
+from training.shapes.command_line import (
+    CaptionSeed,
+    EncoderSteps,
+    History,
+    Into,
+    JudgedModel,
+    Minutes,
+    ModelToJudge,
+    Seed,
+    SheetEvery,
+    Threads,
+    Work,
+    quiet,
+    results_file,
+    sheet_file,
+)
 from training.shapes.encoder import ParseHead, train_encoder
 from training.shapes.evaluation import load_results, save_results, show_results
 from training.shapes.pipeline import save_pipeline
 from training.shapes.progress import Course, Reporter
-from training.shapes.train import Threads, quiet
 from training.shapes_video.card import write_clip_card
 from training.shapes_video.clip_model import (
     ClipTrainer,
@@ -121,24 +136,21 @@ def _train_clips(
     return model
 
 
-Work = Annotated[Path, typer.Option(help="Folder for data, states, sample sheets and the model.")]
-
-
 @app.command()
 def run(
     work: Work = Path("build/shapes-video"),
     start: Annotated[
         Path | None, typer.Option("--from", help="Pipeline directory whose encoder to go on from.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="End after so many minutes of training.")] = None,
+    minutes: Minutes = None,
     paths: Annotated[int, typer.Option(help="Drawn paths.")] = Recipe.paths,
     captions: Annotated[int, typer.Option(help="Captions, each of one of the paths in colours.")] = Recipe.captions,
-    encoder_steps: Annotated[int, typer.Option(help="Steps of 128 captions.")] = Recipe.encoder_steps,
+    encoder_steps: EncoderSteps = Recipe.encoder_steps,
     clip_steps: Annotated[int, typer.Option(help="Steps of `--batch` clips.")] = Recipe.clip_steps,
-    sheet_every: Annotated[int, typer.Option(help="Steps between sample sheets.")] = Recipe.sheet_every,
+    sheet_every: SheetEvery = Recipe.sheet_every,
     batch: Annotated[int, typer.Option(help="Clips in a step.")] = Recipe.batch,
     rate: Annotated[float, typer.Option(help="Factor on the clip model's learning rates.")] = Recipe.rate,
-    seed: Annotated[int, typer.Option(help="Seed of data and training.")] = Recipe.seed,
+    seed: Seed = Recipe.seed,
     threads: Threads = 2,
 ) -> None:
     """Train the model; what was begun in the work folder goes on."""
@@ -151,9 +163,9 @@ def run(
 
 @app.command()
 def judge(
-    model: Annotated[Path, typer.Argument(help="Pipeline directory; the results are written beside it.")],
+    model: ModelToJudge,
     captions: Annotated[int, typer.Option(help="Held-out captions.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the captions.")] = 7,
+    seed: CaptionSeed = 7,
     threads: Threads = 2,
 ) -> None:
     """Draw held-out captions, one call each, and write results and sample sheet."""
@@ -164,22 +176,22 @@ def judge(
         results, judged = evaluate_clips(
             load_clip_pipeline(model), captions, seed=seed, report=lambda _: bar.advance(bar.task_ids[0])
         )
-    save_results(model.with_name(f"{model.name}-results.json"), results)
-    sheet_of_clips(model.with_name(f"{model.name}-samples.png"), judged[:ON_CARD])
+    save_results(results_file(model), results)
+    sheet_of_clips(sheet_file(model), judged[:ON_CARD])
     console.print(show_results({**results, "all": total(results)}), highlight=False)
 
 
 @app.command()
 def card(
-    model: Annotated[Path, typer.Argument(help="Pipeline directory that `judge` has judged.")],
-    into: Annotated[Path, typer.Option(help="Directory that receives weights, card and sample sheet.")],
-    history: Annotated[str, typer.Option(help="One sentence on how these weights were trained.")],
+    model: JudgedModel,
+    into: Into,
+    history: History,
 ) -> None:
     """Put the model in place with a card that shows its results."""
     quiet(1)
     save_pipeline(load_clip_pipeline(model), into)
-    results = load_results(model.with_name(f"{model.name}-results.json"))
-    write_clip_card(into, results, sheet=model.with_name(f"{model.name}-samples.png"), history=history)
+    results = load_results(results_file(model))
+    write_clip_card(into, results, sheet=sheet_file(model), history=history)
 
 
 if __name__ == "__main__":
