@@ -124,6 +124,13 @@ class Fleet:
 StartFleet = Callable[..., Awaitable[Fleet]]
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    """For what no listener is told."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 def install_engine(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: str) -> None:
     """Make `Engine` of `source` an engine called `name`, for this process and the forkserver it starts."""
     info = folder / f"{name}-1.0.dist-info"

@@ -1,0 +1,91 @@
+"""What operators do to replicas while they run: drain, restart, resize."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from replica_fleet import Fleet, StartFleet, replica_spec
+
+from triptych.errors import ErrorCode, TriptychError
+from triptych.messages import Output
+from triptych.replicas.state import ReplicaState
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_drained_replica_finishes_what_it_has_leaves_and_comes_back_when_told(
+    start_fleet: StartFleet,
+) -> None:
+    fleet = await start_fleet(ready=2)
+    fleet.generate(0, prompt="[[slow:0.5]]")
+    fleet.supervisor.drain(0)
+    assert fleet.draining == [(0, fleet.ready[0])]
+    fleet.supervisor.drain(0)  # asked twice
+    assert fleet.state(0) is ReplicaState.DRAINING
+    await fleet.until(lambda: fleet.lost)
+    assert isinstance(fleet.ends()[0][1], Output)
+    assert fleet.lost[0][2] == "exit code 0"
+    await asyncio.sleep(0.2)
+    assert (fleet.state(0), fleet.supervisor.statuses()[0].pids) == (ReplicaState.DRAINING, ())
+    assert fleet.supervisor.statuses()[0].last_error is None
+    fleet.supervisor.restart(0)
+    await fleet.until_ready(2)
+    assert fleet.supervisor.statuses()[0].restarts == 1
+    fleet.generate(0)
+    await fleet.until(lambda: len(fleet.ends()) == 2)
+
+
+async def test_a_restart_is_a_drain_and_another_process(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    before = fleet.pid(0)
+    fleet.generate(0, prompt="[[slow:0.3]]")
+    fleet.supervisor.restart(0)
+    fleet.supervisor.restart(0)
+    await fleet.until(lambda: len(fleet.ready_log) == 3)
+    assert isinstance(fleet.ends()[0][1], Output)
+    assert fleet.pid(0) != before
+    assert [status.restarts for status in fleet.supervisor.statuses()] == [1, 0]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
+async def test_drain_and_restart_at_any_moment_of_a_start_end_in_one_ready_process(
+    start_fleet: StartFleet, delay_s: float
+) -> None:
+    fleet = await start_fleet()
+    for _ in range(3):
+        await asyncio.sleep(delay_s)
+        fleet.supervisor.restart(0)
+        fleet.supervisor.drain(0)
+        fleet.supervisor.restart(0)
+    await fleet.until(lambda: set(fleet.ready) == {0, 1} and fleet.state(0) is ReplicaState.READY)
+    fleet.generate(0)
+    await fleet.until(fleet.ends)
+
+
+async def test_resize_rests_the_highest_ids_and_wakes_the_lowest(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(*(replica_spec(i) for i in range(3)), ready=3)
+    fleet.supervisor.resize(1)
+    await fleet.until(lambda: set(fleet.ready) == {0})
+    assert [status.wanted for status in fleet.supervisor.statuses()] == [True, False, False]
+    fleet.supervisor.resize(2)
+    await fleet.until(lambda: set(fleet.ready) == {0, 1})
+    fleet.supervisor.drain(0)
+    fleet.supervisor.resize(2)
+    await fleet.until(lambda: set(fleet.ready) == {0, 1})
+    for count in (0, 4):
+        with pytest.raises(TriptychError, match=f"1 to 3.* got {count}"):
+            fleet.supervisor.resize(count)
+
+
+def test_before_the_start_nothing_can_be_changed() -> None:
+    async def ask() -> None:
+        fleet = Fleet([replica_spec()])
+        for change in (fleet.supervisor.drain, fleet.supervisor.restart):
+            with pytest.raises(TriptychError) as caught:
+                change(0)
+            assert caught.value.code is ErrorCode.CONFLICT
+            with pytest.raises(TriptychError, match="no replica 7"):
+                change(7)
+
+    asyncio.run(ask())
