@@ -54,8 +54,8 @@ class CoreDriver:
         self.core.replica_lost(replica_id, self.incarnations[replica_id], self.now)
         return self.take()
 
-    def submit(self, request_id: str = "a", **fields: Any) -> list[Effect]:
-        self.core.submit(make_request(request_id, **fields), self.now)
+    def submit(self, request_id: str = "a", *, outlasts_outages: bool = False, **fields: Any) -> list[Effect]:
+        self.core.submit(make_request(request_id, **fields), self.now, outlasts_outages=outlasts_outages)
         return self.take()
 
     def refused(self, request_id: str = "a", **fields: Any) -> TriptychError:

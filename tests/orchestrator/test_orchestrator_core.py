@@ -266,6 +266,20 @@ def test_without_any_replica_queued_work_waits_thirty_seconds() -> None:
     assert finish.error.retry_after_s is not None
 
 
+def test_a_request_that_outlasts_outages_waits_for_a_replica_until_its_own_deadline() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("runs", outlasts_outages=True, timeout_s=3600.0)
+    driver.submit("waits", outlasts_outages=True, timeout_s=3600.0)
+    driver.submit("plain")
+    driver.lost(0)
+    driver.submit("comes", outlasts_outages=True, timeout_s=60.0)
+    assert ends(driver.pass_time(30.0)) == [("plain", "no_replica")]
+    assert ends(driver.pass_time(30.0)) == [("comes", "deadline_exceeded")]
+    driver.pass_time(3000.0)
+    assert dispatches(driver.ready(0)) == [(0, "runs", 0)]
+    assert dispatches(driver.output(driver.address("runs"))) == [(0, "waits", 0)]
+
+
 def test_a_replica_that_comes_back_ends_the_wait() -> None:
     driver = CoreDriver(slots=[1])
     driver.submit("a")

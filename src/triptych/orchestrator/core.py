@@ -69,12 +69,12 @@ class Core:
 
     # ---- what clients ask
 
-    def submit(self, spec: GenerationRequest, now: float) -> None:
+    def submit(self, spec: GenerationRequest, now: float, *, outlasts_outages: bool = False) -> None:
         """Accept all units of a request, or raise `TriptychError` and accept none."""
         if spec.id in self.live or spec.id in self.history:
             raise ValueError(f"request id {spec.id} was used before")
         self._check_open(spec)
-        request = Request(spec, first_arrival=self._arrivals, now=now)
+        request = Request(spec, first_arrival=self._arrivals, now=now, outlasts_outages=outlasts_outages)
         turn = self.dispatcher.turn
         self.dispatcher.bind(request.units)
         try:
@@ -248,7 +248,7 @@ class Core:
     def _enqueue(self, unit: Unit, now: float) -> None:
         self.dispatcher.push(unit)
         if not self.dispatcher.pool.accepting:
-            self._deadlines.push(now + self._no_replica_timeout_s, unit.request, self._outages)
+            self._bound_patience(unit.request, now)
 
     def _dispatch(self, now: float) -> None:
         while (placed := self.dispatcher.take_next(now)) is not None:
@@ -328,7 +328,11 @@ class Core:
         if accepted and not self.dispatcher.pool.accepting:
             self._outages += 1
             for request in dict.fromkeys(unit.request for unit in self.dispatcher.queue):
-                self._deadlines.push(now + self._no_replica_timeout_s, request, self._outages)
+                self._bound_patience(request, now)
+
+    def _bound_patience(self, request: Request, now: float) -> None:
+        if not request.outlasts_outages:
+            self._deadlines.push(now + self._no_replica_timeout_s, request, self._outages)
 
     def _is_current(self, moment: float, request: Request, outage: int) -> bool:
         if request.finished:

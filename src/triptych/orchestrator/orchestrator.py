@@ -113,9 +113,13 @@ class Orchestrator(SupervisorListener):
 
     # ---- for routes
 
-    def submit(self, request: GenerationRequest) -> EventStream:
-        """Accept a request. Raises `TriptychError` (`not_ready`, `draining`, `queue_full`, `deadline_exceeded`)."""
-        self._core.submit(request, self._clock())
+    def submit(self, request: GenerationRequest, *, outlasts_outages: bool = False) -> EventStream:
+        """Accept a request. Raises `TriptychError` (`not_ready`, `draining`, `queue_full`, `deadline_exceeded`).
+
+        While no replica lives it waits for a bounded time (`no_replica_timeout_s`), or, if it `outlasts_outages`, until
+        its own deadline.
+        """
+        self._core.submit(request, self._clock(), outlasts_outages=outlasts_outages)
         stream = self._streams[request.id] = EventStream(request.id, self.abort)
         self._apply()
         self._set_timer()

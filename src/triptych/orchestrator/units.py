@@ -153,13 +153,14 @@ class Unit:
 
 
 class Request:
-    """One accepted request and its units."""
+    """One accepted request and its units; `outlasts_outages`: only its deadline ends its wait for a replica."""
 
     __slots__ = (
         "created_at_s",
         "deadline_s",
         "finished_at_s",
         "id",
+        "outlasts_outages",
         "priority",
         "spec",
         "status",
@@ -170,9 +171,12 @@ class Request:
         "work",
     )
 
-    def __init__(self, spec: GenerationRequest, *, first_arrival: int, now: float) -> None:
+    def __init__(
+        self, spec: GenerationRequest, *, first_arrival: int, now: float, outlasts_outages: bool = False
+    ) -> None:
         self.id = spec.id
         self.spec = spec
+        self.outlasts_outages = outlasts_outages
         self.status = RequestStatus.QUEUED
         self.trigger: Trigger | None = None
         self.priority = spec.priority
