@@ -27,11 +27,19 @@ def output_of(address: Address, *, inference_s: float = 1.0) -> Output:
 class CoreDriver:
     """Keeps the clock and every effect; `take` gives the new ones."""
 
-    def __init__(self, *, slots: Sequence[int] = (), routing: str = "round_robin", max_queue_size: int = 1024) -> None:
+    def __init__(
+        self,
+        *,
+        slots: Sequence[int] = (),
+        routing: str = "round_robin",
+        max_queue_size: int = 1024,
+        max_input_bytes: int = 2**30,
+    ) -> None:
         self.now = 1000.0
         self.core = Core(
             policy=create_policy(routing, CostModel()),
             max_queue_size=max_queue_size,
+            max_input_bytes=max_input_bytes,
             no_replica_timeout_s=30.0,
         )
         self.incarnations: dict[int, int] = {}

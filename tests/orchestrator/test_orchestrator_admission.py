@@ -166,3 +166,33 @@ def test_deadlines_cover_waiting_and_running_and_forbid_the_retry() -> None:
     assert [effect.message.address.request_id for effect in driver.sent] == ["runs"]
     driver.aborted(driver.address("runs"))
     assert driver.sent[-1].message.address.request_id == "next"
+
+
+def test_input_pictures_are_bounded_in_bytes_until_their_requests_end() -> None:
+    driver = CoreDriver(slots=[1], max_input_bytes=1000)
+    driver.submit("warm")
+    driver.output(driver.address("warm"), inference_s=8.0)
+    driver.submit("a", frames=(bytes(300), bytes(200)))
+    driver.submit("b", frames=(bytes(400),), n=2)
+    driver.now += 2.0
+    refusal = driver.refused("c", frames=(bytes(101),))
+    assert (refusal.code, refusal.retry_after_s) == (ErrorCode.QUEUE_FULL, 6.0)
+    for number in ("900 bytes", "1000 bytes", "101 bytes"):
+        assert number in refusal.message
+    driver.submit("d", frames=(bytes(100),))
+    driver.submit("without pictures")
+    assert driver.refused("c", frames=(bytes(1),)).code is ErrorCode.QUEUE_FULL
+    driver.abort("b")
+    driver.submit("c", frames=(bytes(400),))
+    driver.output(driver.address("a"))
+    driver.failure(driver.address("d"))
+    driver.submit("e", frames=(bytes(600),))
+
+
+def test_a_request_whose_pictures_exceed_the_bound_is_taken_when_no_others_are_held() -> None:
+    driver = CoreDriver(slots=[1], max_input_bytes=100)
+    driver.submit("large", frames=(bytes(5000),))
+    assert driver.refused("other", frames=(bytes(1),)).code is ErrorCode.QUEUE_FULL
+    driver.output(driver.address("large"))
+    driver.submit("other", frames=(bytes(1),))
+    assert driver.refused("large again", frames=(bytes(5000),)).retry_after_s is not None

@@ -1,5 +1,6 @@
 """Whether there is room for a request, and when a refused one is worth sending again.
 
+Room is bounded twice: units that wait, and bytes of input pictures, which a request holds until its end.
 The advice counts departures: a refused request fits once enough units have left the queue for its own. Places are
 handed out once: whoever was refused before and is still to come back counts as if it waited, so that three hundred
 clients refused at once are told three hundred different moments instead of one.
@@ -15,10 +16,12 @@ from triptych.orchestrator.forecast import Backlog, Rehearsal
 from triptych.orchestrator.queue import ANY
 from triptych.orchestrator.units import Request
 
-__all__ = ["COME_BACK_S", "Admission"]
+__all__ = ["COME_BACK_S", "MAX_INPUT_BYTES", "Admission"]
 
 COME_BACK_S = 5.0
 """`retry-after` while no replica takes work: one restarts within seconds."""
+MAX_INPUT_BYTES = 1024**3
+"""What decoded input pictures of all requests together take in memory, unless said otherwise."""
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 
@@ -26,17 +29,31 @@ _REFRESH_S = 0.25
 
 
 class Admission:
-    """The bound of the queue, in units; all of a request's units or none."""
+    """The bounds of the queue, in units, and of input pictures, in bytes; all of a request or nothing of it."""
 
-    def __init__(self, backlog: Backlog, max_queue_size: int) -> None:
+    def __init__(self, backlog: Backlog, max_queue_size: int, max_input_bytes: int) -> None:
         self._backlog = backlog
         self._max_queue_size = max_queue_size
+        self._max_input_bytes = max_input_bytes
+        self._input_bytes = 0
         self._departures: _Departures | None = None
         self._promises: list[tuple[float, int]] = []  # heap of (when refused units may come back, how many)
         self._promised = 0
 
     def check(self, request: Request, now: float) -> None:
-        """Raise `queue_full` with a time worth waiting; units that would start at once need no room."""
+        """Raise `queue_full` with a time worth waiting; units that would start at once need no room in the queue."""
+        self._check_units(request, now)
+        self._check_inputs(request, now)
+
+    def hold(self, request: Request) -> None:
+        """An accepted request holds its input pictures."""
+        self._input_bytes += request.input_bytes
+
+    def let_go(self, request: Request) -> None:
+        """It is about to end."""
+        self._input_bytes -= request.input_bytes
+
+    def _check_units(self, request: Request, now: float) -> None:
         dispatcher, limit, n = self._backlog.dispatcher, self._max_queue_size, len(request.units)
         waiting = len(dispatcher.queue)
         if waiting + n <= limit or waiting + n - dispatcher.startable(request.units) <= limit:
@@ -47,6 +64,21 @@ class Admission:
             text = f"the request has {n} units; the queue holds {limit}, so at most {most} at once could ever start"
             raise TriptychError(ErrorCode.QUEUE_FULL, text, param="n", should_retry=False)
         wait_s = self._wait_s(max(1, waiting + n - limit), n, now)
+        raise TriptychError(ErrorCode.QUEUE_FULL, text, retry_after_s=wait_s)
+
+    def _check_inputs(self, request: Request, now: float) -> None:
+        """A request that nobody shares the room with is accepted, however large its pictures are."""
+        held, limit, own = self._input_bytes, self._max_input_bytes, request.input_bytes
+        if not own or not held or held + own <= limit:
+            return
+        text = (
+            f"input pictures of other requests take {held} bytes, the limit is {limit} bytes, "
+            f"those of this request take {own} bytes"
+        )
+        dispatcher = self._backlog.dispatcher
+        units = len(dispatcher.queue) + sum(replica.in_flight for replica in dispatcher.pool.by_id.values())
+        leaving = math.ceil((held + own - limit) * units / held)  # as if all of them held as much
+        wait_s = self._wait_s(max(1, leaving), len(request.units), now)
         raise TriptychError(ErrorCode.QUEUE_FULL, text, retry_after_s=wait_s)
 
     def _wait_s(self, leaving: int, n: int, now: float) -> float:

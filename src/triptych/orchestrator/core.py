@@ -22,7 +22,7 @@ from triptych.messages import (
     Preview,
     Progress,
 )
-from triptych.orchestrator.admission import COME_BACK_S, Admission
+from triptych.orchestrator.admission import COME_BACK_S, MAX_INPUT_BYTES, Admission
 from triptych.orchestrator.deadlines import Deadlines
 from triptych.orchestrator.dispatcher import Dispatcher
 from triptych.orchestrator.effects import (
@@ -51,7 +51,14 @@ __all__ = ["Core"]
 class Core:
     """Methods that take `now` (clock seconds, never decreasing) may append to `effects`; the caller empties it."""
 
-    def __init__(self, *, policy: RoutingPolicy, max_queue_size: int, no_replica_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        policy: RoutingPolicy,
+        max_queue_size: int,
+        no_replica_timeout_s: float,
+        max_input_bytes: int = MAX_INPUT_BYTES,
+    ) -> None:
         self.effects: deque[Effect] = deque()
         self.live: dict[str, Request] = {}
         self.history = History()
@@ -61,7 +68,7 @@ class Core:
         self.was_ready = False
         self.estimator = policy.estimator
         self.backlog = Backlog(self.dispatcher, self.estimator)
-        self._admission = Admission(self.backlog, max_queue_size)
+        self._admission = Admission(self.backlog, max_queue_size, max_input_bytes)
         self._no_replica_timeout_s = no_replica_timeout_s
         self._arrivals = 0
         self._outages = 0
@@ -82,6 +89,7 @@ class Core:
         except TriptychError:
             self.dispatcher.turn = turn  # a refused request spends none
             raise
+        self._admission.hold(request)
         self._arrivals += spec.n
         self.live[spec.id] = request
         self._deadlines.push(request.deadline_s, request)
@@ -286,6 +294,7 @@ class Core:
                 self._end(request, make_error(), now)
 
     def _finish(self, request: Request, trigger: Trigger, error: TriptychError | None, now: float) -> None:
+        self._admission.let_go(request)
         request.finish(trigger, now=now)
         del self.live[request.id]
         self.history.add(request, now)

@@ -189,6 +189,11 @@ class Request:
         self.units = [Unit(self, index, first_arrival + index, now) for index in range(spec.n)]
 
     @property
+    def input_bytes(self) -> int:
+        """What its input pictures take in memory until its end."""
+        return sum(map(len, self.spec.frames))
+
+    @property
     def finished(self) -> bool:
         """Whether the client has its answer; aborted units may still hold their slots."""
         return self.finished_at_s is not None
