@@ -51,6 +51,11 @@ async def server() -> AsyncIterator[TestServer]:
     async def loop(request: web.Request) -> web.Response:
         raise web.HTTPFound("/loop")
 
+    async def winding(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.15)
+        left = int(request.query["left"])
+        raise web.HTTPFound(f"/winding?left={left - 1}" if left else "/picture")
+
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -67,6 +72,7 @@ async def server() -> AsyncIterator[TestServer]:
             web.get("/picture", picture),
             web.get("/redirect", redirect),
             web.get("/loop", loop),
+            web.get("/winding", winding),
             web.get("/endless", endless),
             web.get("/silent", silent),
         ]
@@ -77,13 +83,13 @@ async def server() -> AsyncIterator[TestServer]:
 
 def fetcher(resolver: TableResolver, **options: Any) -> MediaFetcher:
     """Allows pictures.example; takes loopback for public unless told otherwise."""
-    settings: dict[str, Any] = {"max_bytes": 10_000, "is_allowed": lambda address: address == LOOPBACK}
+    settings: dict[str, Any] = {"is_allowed": lambda address: address == LOOPBACK}
     return MediaFetcher(["Pictures.example", LOOPBACK], resolver=lambda: resolver, **(settings | options))
 
 
 async def refusal(made: MediaFetcher, url: str) -> str:
     with pytest.raises(TriptychError) as caught:
-        await made.fetch(url, param="image")
+        await made.fetch(url, param="image", max_bytes=10_000)
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_IMAGE, "image")
     return caught.value.message
 
@@ -99,7 +105,7 @@ def url(server: TestServer) -> Callable[[str], str]:
 
 
 async def test_a_picture_of_an_allowed_host_is_fetched(resolver: TableResolver, url: Callable[[str], str]) -> None:
-    assert await fetcher(resolver).fetch(url("/picture"), param="image") == b"picture"
+    assert await fetcher(resolver).fetch(url("/picture"), param="image", max_bytes=10_000) == b"picture"
     assert resolver.asked == ["pictures.example"]
 
 
@@ -117,7 +123,7 @@ async def test_a_name_that_leads_inside_is_refused(addresses: list[str], url: Ca
 
 async def test_an_address_instead_of_a_name_is_checked_too(resolver: TableResolver, server: TestServer) -> None:
     target = f"http://{LOOPBACK}:{server.port}/picture"
-    assert await fetcher(resolver).fetch(target, param="image") == b"picture"
+    assert await fetcher(resolver).fetch(target, param="image", max_bytes=10_000) == b"picture"
     assert "not public" in await refusal(fetcher(resolver, is_allowed=is_public), target)
 
 
@@ -125,7 +131,7 @@ async def test_every_redirect_is_checked_again(
     resolver: TableResolver, url: Callable[[str], str], server: TestServer
 ) -> None:
     made = fetcher(resolver)
-    assert await made.fetch(url(f"/redirect?to={url('/picture')}"), param="image") == b"picture"
+    assert await made.fetch(url(f"/redirect?to={url('/picture')}"), param="image", max_bytes=10_000) == b"picture"
     assert len(resolver.asked) == 2
     other = f"http://other.example:{server.port}/picture"
     assert "'other.example' is not among" in await refusal(made, url(f"/redirect?to={other}"))
@@ -138,6 +144,7 @@ async def test_every_redirect_is_checked_again(
 async def test_size_and_time_are_bounded(resolver: TableResolver, url: Callable[[str], str]) -> None:
     assert "more than 10000 bytes" in await refusal(fetcher(resolver), url("/endless"))
     assert "within 0.2 s" in await refusal(fetcher(resolver, timeout_s=0.2), url("/silent"))
+    assert "within 0.2 s" in await refusal(fetcher(resolver, timeout_s=0.2), url("/winding?left=2"))
 
 
 async def test_what_cannot_be_fetched_is_the_clients_error(resolver: TableResolver, url: Callable[[str], str]) -> None:

@@ -65,7 +65,9 @@ def create_app(
         log_prompts=settings.log_prompts,
         public_url=settings.public_url,
         results=Results(),
-        media=MediaReader(max_pixels=settings.max_pixels, fetcher=_fetcher(settings)),
+        media=MediaReader(
+            max_pixels=settings.max_pixels, max_fetched_bytes=settings.max_body_size, fetcher=_fetcher(settings)
+        ),
     )
     closed = [route for endpoint in _ENDPOINTS for route in endpoint(context)]
     opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]
@@ -82,7 +84,7 @@ def _fetcher(settings: ServeSettings) -> MediaFetcher | None:
         return None
     from triptych.media.fetch import MediaFetcher  # it brings an HTTP client that most servers do without
 
-    return MediaFetcher(settings.allowed_media_domains, max_bytes=settings.max_body_size)
+    return MediaFetcher(settings.allowed_media_domains)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

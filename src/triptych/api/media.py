@@ -1,6 +1,7 @@
 """Input pictures of a request, whatever way they came: uploads, data URLs, or URLs of hosts that are allowed.
 
-They are decoded in two threads beside the event loop, in the order they came, and travel on as raw frames.
+They are decoded in threads beside the event loop and travel on as raw frames. Those of two requests at a time are
+decoded, others wait as they were sent, so there is little that is decoded and not yet counted by the orchestrator.
 """
 
 from __future__ import annotations
@@ -66,33 +67,42 @@ def edit_sources(own: Mapping[str, Any]) -> tuple[list[MediaSource], MediaSource
 
 
 class MediaReader:
-    """Decodes the pictures of requests; larger ones than `max_pixels` are scaled down to it."""
+    """Decodes the pictures of requests; larger ones than `max_pixels` are scaled down to it.
 
-    def __init__(self, *, max_pixels: int, fetcher: MediaFetcher | None) -> None:
+    The URLs of one request may bring `max_fetched_bytes` in all.
+    """
+
+    def __init__(self, *, max_pixels: int, max_fetched_bytes: int, fetcher: MediaFetcher | None) -> None:
         self._max_pixels = max_pixels
+        self._max_fetched_bytes = max_fetched_bytes
         self._fetcher = fetcher
         self._threads = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        self._turns = asyncio.Semaphore(_DECODERS)
 
     async def read(
         self, pictures: Sequence[MediaSource], mask: MediaSource | None = None
     ) -> tuple[tuple[MediaInput, ...], tuple[bytes, ...]]:
         """What travels to a replica: descriptions and frames, the mask last. Raises `TriptychError`."""
         sources = [*pictures, *([] if mask is None else [mask])]
-        loop, decoded = asyncio.get_running_loop(), []
+        contents, left_bytes = [], self._max_fetched_bytes
         for source in sources:
-            content = await self._fetched(source)
-            decode = functools.partial(self._decode, source.param, content, is_mask=source is mask)
-            decoded.append(await loop.run_in_executor(self._threads, decode))
+            content = source.content
+            if isinstance(content, str) and content[:8].lower().startswith(("http://", "https://")):
+                content = await self._fetched(content, source.param, left_bytes)
+                left_bytes -= len(content)
+            contents.append(content)
+        loop, decoded = asyncio.get_running_loop(), []
+        async with self._turns:
+            for source, content in zip(sources, contents, strict=True):
+                decode = functools.partial(self._decode, source.param, content, is_mask=source is mask)
+                decoded.append(await loop.run_in_executor(self._threads, decode))
         return framed(decoded)
 
-    async def _fetched(self, source: MediaSource) -> bytes | str:
-        content = source.content
-        if isinstance(content, bytes) or not content[:8].lower().startswith(("http://", "https://")):
-            return content
+    async def _fetched(self, url: str, param: str, max_bytes: int) -> bytes:
         if self._fetcher is None:
             message = "must be a data URL or base64 text: this server fetches no URLs (--allowed-media-domains)"
-            raise invalid_image(source.param, message)
-        return await self._fetcher.fetch(content, param=source.param)
+            raise invalid_image(param, message)
+        return await self._fetcher.fetch(url, param=param, max_bytes=max_bytes)
 
     def _decode(self, param: str, content: bytes | str, *, is_mask: bool) -> Picture:
         data = decode_data_url(content, param=param) if isinstance(content, str) else content

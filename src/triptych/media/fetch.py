@@ -6,6 +6,7 @@ resolves differently the next moment gains nothing; redirects are followed by ha
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable, Collection
@@ -63,37 +64,34 @@ class _CheckedResolver(AbstractResolver):
 
 
 class MediaFetcher:
-    """Fetches from `hosts` (exact names) at most `max_bytes` in `timeout_s` seconds, redirects included."""
+    """Fetches from `hosts` (exact names), each time within `timeout_s` seconds, redirects included."""
 
     def __init__(
         self,
         hosts: Collection[str],
         *,
-        max_bytes: int,
         timeout_s: float = _TIMEOUT_S,
         resolver: Callable[[], AbstractResolver] = aiohttp.ThreadedResolver,
         is_allowed: Callable[[str], bool] = is_public,
     ) -> None:
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
-        self._max_bytes = max_bytes
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
         self._resolver = resolver
         self._is_allowed = is_allowed
 
-    async def fetch(self, url: str, *, param: str) -> bytes:
-        """The body behind an http(s) URL. Raises `TriptychError` (`invalid_image`) for everything that fails."""
+    async def fetch(self, url: str, *, param: str, max_bytes: int) -> bytes:
+        """The body behind an http(s) URL, at most `max_bytes`. Raises `invalid_image` for everything that fails."""
         resolver = _CheckedResolver(self._resolver(), self._is_allowed)
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=self._timeout,
+            timeout=aiohttp.ClientTimeout(total=None),  # that would be one for each redirect
             headers={"accept": "image/*", "accept-encoding": "identity"},
             auto_decompress=False,
         )
         try:
-            async with session:
-                return await self._follow(session, url, param)
+            async with session, asyncio.timeout(self._timeout_s):
+                return await self._follow(session, url, param, max_bytes)
         except _Blocked:
             raise invalid_image(param, "cannot be fetched: its host leads to an address that is not public") from None
         except TimeoutError:
@@ -105,13 +103,13 @@ class MediaFetcher:
                 ) from None
             raise invalid_image(param, f"cannot be fetched: {type(error).__name__}") from None
 
-    async def _follow(self, session: aiohttp.ClientSession, url: str, param: str) -> bytes:
+    async def _follow(self, session: aiohttp.ClientSession, url: str, param: str, max_bytes: int) -> bytes:
         target = URL(url)
         for _ in range(_MAX_REDIRECTS + 1):
             self._check(target, param)
             async with session.get(target, allow_redirects=False) as response:
                 if response.status not in _REDIRECTS:
-                    return await self._body(response, param)
+                    return await _body(response, param, max_bytes)
                 target = target.join(URL(response.headers.get("location", "")))
         raise invalid_image(param, f"cannot be fetched: it redirects more than {_MAX_REDIRECTS} times")
 
@@ -125,15 +123,16 @@ class MediaFetcher:
         if _is_address(host) and not self._is_allowed(host):
             raise invalid_image(param, "cannot be fetched: its address is not public")
 
-    async def _body(self, response: aiohttp.ClientResponse, param: str) -> bytes:
-        if response.status != 200:
-            raise invalid_image(param, f"cannot be fetched: its server answered {response.status}")
-        body = bytearray()
-        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-            body += chunk
-            if len(body) > self._max_bytes:
-                raise invalid_image(param, f"has more than {self._max_bytes} bytes")
-        return bytes(body)
+
+async def _body(response: aiohttp.ClientResponse, param: str, max_bytes: int) -> bytes:
+    if response.status != 200:
+        raise invalid_image(param, f"cannot be fetched: its server answered {response.status}")
+    body = bytearray()
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > max_bytes:
+            raise invalid_image(param, f"has more than {max_bytes} bytes")
+    return bytes(body)
 
 
 def _is_address(host: str) -> bool:
