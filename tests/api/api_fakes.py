@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 
 from triptych.api.app import create_app
+from triptych.api.results import Results
 from triptych.config.settings import ServeSettings
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import GenerationRequest, ModelInfo
@@ -221,7 +224,8 @@ def view_of(request: GenerationRequest) -> RequestView:
 def make_app(orchestrator: Any, *, jobs: Any = None, defaults: dict[str, Any] | None = None, **settings: Any) -> Any:
     """The app; without `jobs` its video routes cannot be used."""
     asked = ServeSettings(**settings)
-    return create_app(orchestrator, jobs, asked, served_model_names=NAMES, defaults=defaults or {})
+    results = Results(Path(os.environ["XDG_DATA_HOME"], "results"))  # of all tests
+    return create_app(orchestrator, jobs, results, asked, served_model_names=NAMES, defaults=defaults or {})
 
 
 def client_of(app: Any, *, key: str | None = None) -> httpx.AsyncClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -75,7 +76,7 @@ async def test_a_cancelled_handler_aborts_its_request(orchestrator: FakeOrchestr
 
 
 async def test_submit_and_the_watch_on_the_connection_work_apart(
-    orchestrator: FakeOrchestrator,
+    orchestrator: FakeOrchestrator, tmp_path: Path
 ) -> None:
     app_context = ApiContext(
         orchestrator=cast(Any, orchestrator),
@@ -89,8 +90,8 @@ async def test_submit_and_the_watch_on_the_connection_work_apart(
         keys=ApiKeys((), None),
         log_prompts=False,
         public_url=None,
-        results=Results(),
-        media=MediaReader(max_pixels=1 << 20, fetcher=None),
+        results=Results(tmp_path),
+        media=MediaReader(max_pixels=1 << 20, max_fetched_bytes=0, fetcher=None),
     )
     http = Request(dict(SCOPE))
     give_request_ids(http.scope)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ import pytest
 from api_fakes import PNG, FakeOrchestrator, client_of, make_app
 
 from triptych.api.results import Results
-from triptych.errors import ErrorCode, TriptychError
+from triptych.errors import ConfigError, ErrorCode, TriptychError
 from triptych.orchestrator.events import UnitOutput
 
 pytestmark = pytest.mark.anyio
@@ -76,25 +78,80 @@ def output(size: int) -> UnitOutput:
     return cast(UnitOutput, SimpleNamespace(mime="image/webp", data=b"x" * size))
 
 
-def test_a_result_ends_with_its_time_and_the_oldest_make_room() -> None:
-    now = [0.0]
-    results = Results(life_s=10, room_bytes=100, clock=lambda: now[0])
-    first = results.keep(output(60))
-    now[0] = 4.0
-    assert results.find(first) == ("image/webp", b"x" * 60, 6.0)
-    second = results.keep(output(40))
-    assert results.find(first)[2] == 6.0
-    third = results.keep(output(1))
-    with pytest.raises(TriptychError) as caught:
-        results.find(first)
-    assert caught.value.code is ErrorCode.NOT_FOUND
-    now[0] = 13.9
-    assert results.find(second)[2] == pytest.approx(0.1)
-    now[0] = 14.0
+def files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def missing(results: Results, name: str) -> bool:
+    try:
+        await results.read(name)
+    except TriptychError as error:
+        return error.code is ErrorCode.NOT_FOUND
+    return False
+
+
+async def test_a_result_ends_with_its_time_and_the_oldest_make_room(tmp_path: Path) -> None:
+    now = [1000.0]
+    results = Results(tmp_path, life_s=10, room_bytes=100, clock=lambda: now[0])
+    first = await results.keep(output(60))
+    now[0] += 4.0
+    assert await results.read(first) == ("image/webp", b"x" * 60, 6.0)
+    second = await results.keep(output(40))
+    assert (await results.read(first))[2] == 6.0
+    third = await results.keep(output(1))
+    assert await missing(results, first)
+    now[0] += 9.9
+    assert (await results.read(second))[2] == pytest.approx(0.1)
+    now[0] += 0.1
     for name in (second, third):
-        with pytest.raises(TriptychError):
-            results.find(name)
-    assert results._held_bytes == 0
+        assert await missing(results, name)
+    assert (results._held_bytes, files(tmp_path)) == (0, [])
+
+
+async def test_the_next_server_serves_what_still_has_time_and_removes_the_rest(tmp_path: Path) -> None:
+    now = [1000.0]
+    options: Any = {"life_s": 10, "room_bytes": 100, "clock": lambda: now[0]}
+    before = Results(tmp_path, **options)
+    old = await before.keep(output(60))
+    now[0] += 5.0
+    kept = await before.keep(output(30))
+    (tmp_path / "broken.webp.part").write_bytes(b"x")
+    now[0] += 5.0
+    after = Results(tmp_path, **options)
+    assert await after.read(kept) == ("image/webp", b"x" * 30, 5.0)
+    assert await missing(after, old)
+    assert files(tmp_path) == [kept]
+    await after.keep(output(71))
+    assert await missing(after, kept)
+    assert await missing(after, "../" + tmp_path.name + "/" + kept)
+
+
+async def test_a_disk_that_takes_nothing_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "utime", full)
+    with pytest.raises(TriptychError, match="No space left") as caught:
+        await results.keep(output(10))
+    assert (caught.value.code, results._held_bytes, files(tmp_path)) == (ErrorCode.ENGINE_ERROR, 0, [])
+
+
+async def test_a_file_that_somebody_removed_is_not_found(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    name = await results.keep(output(10))
+    (tmp_path / name).unlink()
+    assert await missing(results, name)
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot keep results") as caught:
+        Results(tmp_path / "file" / "results")
+    assert caught.value.where == str(tmp_path / "file" / "results")
 
 
 async def test_server_timing_names_the_longest_phases(orchestrator: FakeOrchestrator) -> None:

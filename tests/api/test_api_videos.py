@@ -35,7 +35,7 @@ class ClipOrchestrator(FakeOrchestrator):
         super().__init__(model)
         self.open: dict[str, EventStream] = {}
 
-    def submit(self, request: GenerationRequest) -> Any:
+    def submit(self, request: GenerationRequest, **_: Any) -> Any:
         super().submit(request)
         stream = self.open[request.id] = EventStream(request.id, self.abort)
         return stream

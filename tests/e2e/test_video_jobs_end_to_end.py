@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,7 +125,7 @@ def is_up(client: openai.OpenAI) -> bool:
     return True
 
 
-def test_a_drained_server_leaves_its_unfinished_jobs_to_the_next_one(
+def test_a_drained_server_leaves_its_unfinished_jobs_to_the_next_one_and_does_not_wait_for_a_disk_for_ever(
     start_server: StartServer, client_of: Callable[[int], openai.OpenAI], tmp_path: Path
 ) -> None:
     stage_file = write_stage_file(tmp_path / "stages.yaml", replicas=1, seconds=1.0, kind="video")
@@ -138,3 +139,11 @@ def test_a_drained_server_leaves_its_unfinished_jobs_to_the_next_one(
     client = client_of(server.port)
     assert client.videos.retrieve(ids[0]).status == "completed"  # it ran when the drain began
     wait_until(lambda: client.videos.retrieve(ids[1]).status == "completed", 30, "the other one is completed")
+    # A pipe that nobody reads stands where the clip goes: the write never ends, the server does.
+    stuck = client.videos.create(prompt="stuck").id
+    os.mkfifo(tmp_path / "data" / "videos" / f"{stuck}.part")
+    wait_until(lambda: client.videos.retrieve(stuck).status == "in_progress", 30, "the job runs")
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not is_up(client), 30, "the port is closed")
+    assert server.stop(signal.SIGTERM, timeout_s=5) == 0
+    assert "the disk does not take the last clips" in server.log.read_text()

@@ -48,13 +48,16 @@ class FakeGenerator:
         self.info = info
         self.requests: dict[str, GenerationRequest] = {}
         self.timeouts: dict[str, float] = {}
+        self.outlasting: set[str] = set()
         self.aborted: list[str] = []
         self.refusals: list[TriptychError] = []
         self._streams: dict[str, EventStream] = {}
 
-    def submit(self, request: GenerationRequest) -> EventStream:
+    def submit(self, request: GenerationRequest, *, outlasts_outages: bool) -> EventStream:
         if self.refusals:
             raise self.refusals.pop(0)
+        if outlasts_outages:
+            self.outlasting.add(request.id)
         self.requests[request.id] = request
         self.timeouts[request.id] = request.timeout_s
         stream = self._streams[request.id] = EventStream(request.id, self.abort)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,6 +84,7 @@ async def test_a_patient_job_waits_and_its_timeout_counts_from_its_start(
         patient = await jobs.create(a_request(timeout_s=60.0), patient=True)
         hasty = await jobs.create(a_request(timeout_s=60.0), patient=False)
         assert [generator.timeouts[job.request.id] for job in (patient, hasty)] == [3600.0, 60.0]
+        assert generator.outlasting == {patient.request.id, hasty.request.id}, "both wait for a replica"
         for job in (patient, hasty):
             generator.progress(job.request.id, 1, 8)
             await until(lambda job=job: jobs.find(job.id).status is JobStatus.IN_PROGRESS)  # type: ignore[misc]
@@ -296,6 +301,51 @@ async def test_a_disk_that_takes_nothing_fails_the_job_and_not_the_server(
         again = await jobs.create(a_request(), patient=True)
         generator.finish(again.request.id)
         await until(lambda: jobs.find(again.id).status is JobStatus.COMPLETED)
+
+
+async def test_a_disk_that_does_not_answer_does_not_keep_the_server_and_the_next_one_makes_the_clip(
+    tmp_path: Path, generator: FakeGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, answers = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        writing.set()
+        assert answers.wait(WAIT_S)
+
+    jobs = VideoJobs(JobStore(tmp_path), generator, model="clips", keep_s=3600.0, max_bytes=10_000)
+    running = asyncio.create_task(jobs.run())
+    await asyncio.sleep(0)
+    job = await jobs.create(a_request(), patient=True)
+    generator.progress(job.request.id, 1, 8)
+    await until(lambda: jobs.find(job.id).status is JobStatus.IN_PROGRESS)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobStore, "complete", hang)
+        generator.finish(job.request.id)
+        await until(writing.is_set)
+        jobs.close()
+        running.cancel()
+        await asyncio.wait({running}, timeout=WAIT_S)
+        assert running.cancelled()
+        answers.set()
+    async with serving(tmp_path, generator) as jobs:
+        await until(lambda: len(generator._streams) == 1)
+        generator.finish(job.request.id)
+        await until(lambda: jobs.find(job.id).status is JobStatus.COMPLETED)
+
+
+def test_a_thread_that_hangs_on_the_disk_does_not_keep_the_process(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program = """
+import asyncio, contextlib, pathlib, sys
+from triptych.jobs.writer import Writer
+async def main():
+    async with asyncio.timeout(0.05):
+        await Writer("disk").run(pathlib.Path(sys.argv[1]).write_bytes, b"nobody reads this")
+with contextlib.suppress(TimeoutError):
+    asyncio.run(main())
+"""
+    assert subprocess.run([sys.executable, "-c", program, str(pipe)], timeout=WAIT_S).returncode == 0
 
 
 def test_ids_sort_by_the_time_they_were_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ _OPEN_ENDPOINTS = (health.routes, index.routes, result_links.routes)  # no key i
 def create_app(
     orchestrator: Orchestrator,
     jobs: VideoJobs,
+    results: Results,
     settings: ServeSettings,
     *,
     served_model_names: Sequence[str],
@@ -64,7 +65,7 @@ def create_app(
         keys=ApiKeys(settings.api_keys, settings.admin_api_key),
         log_prompts=settings.log_prompts,
         public_url=settings.public_url,
-        results=Results(),
+        results=results,
         media=MediaReader(
             max_pixels=settings.max_pixels, max_fetched_bytes=settings.max_body_size, fetcher=_fetcher(settings)
         ),

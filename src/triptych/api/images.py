@@ -56,7 +56,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
             accepted = submit(context, request, fields, previews=previews)
             return EventAnswer(context, accepted, ImageEvents(event, ignored=fields.ignored))
         outputs = await generate(context, request, fields)
-        links = _links(context, request, outputs) if fields.own.get("response_format") == "url" else None
+        links = await _links(context, request, outputs) if fields.own.get("response_format") == "url" else None
         chunks = [*_data(outputs, links), _tail(outputs, fields.ignored)]
         return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
@@ -76,8 +76,8 @@ def _check_response_format(response_format: Any, *, stream: bool) -> None:
     raise TriptychError(ErrorCode.INVALID_VALUE, message, param="response_format")
 
 
-def _links(context: ApiContext, request: Request, outputs: list[UnitOutput]) -> list[str]:
-    return [link_to(request, context, context.results.keep(output)) for output in outputs]
+async def _links(context: ApiContext, request: Request, outputs: list[UnitOutput]) -> list[str]:
+    return [link_to(request, context, await context.results.keep(output)) for output in outputs]
 
 
 def _data(outputs: list[UnitOutput], links: list[str] | None) -> list[bytes]:

@@ -35,8 +35,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
     """The route of the results; it is open."""
 
     async def result(request: Request) -> Response:
-        mime, data, left_s = context.results.find(request.path_params["name"])
+        mime, data, left_s = await context.results.read(request.path_params["name"])
         headers = {"cache-control": f"private, max-age={int(left_s)}", "x-content-type-options": "nosniff"}
-        return Response(bytes(data), media_type=mime, headers=headers)
+        return Response(data, media_type=mime, headers=headers)
 
     return [Route(f"{RESULTS_PATH}{{name}}", result, methods=["GET"])]

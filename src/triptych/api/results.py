@@ -1,17 +1,21 @@
 """Results that an answer links to instead of holding them: `response_format: url`.
 
-An output stays in memory under a name that nobody can guess and is served at `/results/{name}` without a key, until
-it is `_LIFE_S` old or newer ones need the room.
+An output becomes a file under a name that nobody can guess, and is served at `/results/{name}` without a key until it
+is `_LIFE_S` old or newer ones need the room. The files are all there is: the next server finds those of the one before.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from triptych.errors import ErrorCode, TriptychError
+from triptych.errors import ConfigError, ErrorCode, TriptychError
+from triptych.jobs.writer import Writer
 from triptych.orchestrator.events import UnitOutput
 from triptych.wire import Frame
 
@@ -22,48 +26,110 @@ RESULTS_PATH = "/results/"
 _LIFE_S = 3600.0
 _ROOM_BYTES = 1 << 30
 _NAME_BYTES = 24
+_PARTIAL = ".part"
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    mime: str
-    data: Frame
-    expires_s: float
+    size_bytes: int
+    expires_at: float
 
 
 class Results:
-    """The newest outputs, at most `room_bytes` of them in all, each for `life_s` seconds by `clock`."""
+    """The newest outputs, in `folder`: at most `room_bytes` in all, each for `life_s` seconds by `clock` (Unix time).
+
+    Files that have had their time go with the next call or the next server. Raises `ConfigError` for a folder that
+    cannot be used; the methods raise `TriptychError` when the disk does not take or give a file.
+    """
 
     def __init__(
-        self, *, life_s: float = _LIFE_S, room_bytes: int = _ROOM_BYTES, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        *,
+        life_s: float = _LIFE_S,
+        room_bytes: int = _ROOM_BYTES,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._folder = folder
         self._life_s = life_s
         self._room_bytes = room_bytes
         self._clock = clock
-        self._results: dict[str, _Result] = {}  # oldest first
-        self._held_bytes = 0
+        self._disk = Writer("results")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._results = self._load()  # oldest first
+        except OSError as error:
+            raise ConfigError(f"cannot keep results: {error}", where=str(folder)) from error
+        self._held_bytes = sum(result.size_bytes for result in self._results.values())
 
-    def keep(self, output: UnitOutput) -> str:
+    async def keep(self, output: UnitOutput) -> str:
         """The name that the output has from now on."""
         name = f"{secrets.token_urlsafe(_NAME_BYTES)}.{output.mime.partition('/')[2]}"
-        self._results[name] = _Result(output.mime, output.data, self._clock() + self._life_s)
+        now = self._clock()
+        await self._on_disk(self._write, name, output.data, now)
+        self._results[name] = _Result(len(output.data), now + self._life_s)
         self._held_bytes += len(output.data)
-        self._forget()
+        await self._forget()
         return name
 
-    def find(self, name: str) -> tuple[str, Frame, float]:
+    async def read(self, name: str) -> tuple[str, bytes, float]:
         """Media type, bytes and seconds left. Raises `TriptychError`."""
-        self._forget()
-        if (result := self._results.get(name)) is None:
+        await self._forget()
+        result = self._results.get(name)
+        data = None if result is None else await self._on_disk(self._read, name)
+        if result is None or data is None:
             raise TriptychError(
                 ErrorCode.NOT_FOUND, "there is no result of this name; results are kept for a while only"
             )
-        return result.mime, result.data, result.expires_s - self._clock()
+        return f"image/{name.rpartition('.')[2]}", data, result.expires_at - self._clock()
 
-    def _forget(self) -> None:
-        now_s = self._clock()
+    async def _forget(self) -> None:
+        now, leaving = self._clock(), []
         for name, result in list(self._results.items()):
-            if result.expires_s > now_s and self._held_bytes <= self._room_bytes:
-                return
+            if result.expires_at > now and self._held_bytes <= self._room_bytes:
+                break
             del self._results[name]
-            self._held_bytes -= len(result.data)
+            self._held_bytes -= result.size_bytes
+            leaving.append(name)
+        if leaving:
+            await self._on_disk(self._remove, leaving)
+
+    async def _on_disk(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return await self._disk.run(work, *arguments)
+        except OSError as error:
+            raise TriptychError(ErrorCode.ENGINE_ERROR, f"the server cannot keep results: {error}") from error
+
+    # ---- in the thread
+
+    def _load(self) -> dict[str, _Result]:
+        """What an earlier server left; a file's time of change is when it was made."""
+        found = []
+        for path in self._folder.iterdir():
+            about = path.stat()
+            expires_at = about.st_mtime + self._life_s
+            if path.suffix == _PARTIAL or expires_at <= self._clock():
+                path.unlink()
+            else:
+                found.append((path.name, _Result(about.st_size, expires_at)))
+        return dict(sorted(found, key=lambda entry: entry[1].expires_at))
+
+    def _write(self, name: str, data: Frame, now: float) -> None:
+        """Whole or not at all, should the server end meanwhile; a file for an hour is not worth a flush."""
+        partial = self._folder / f"{name}{_PARTIAL}"
+        try:
+            partial.write_bytes(data)
+            os.utime(partial, (now, now))
+            partial.rename(self._folder / name)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych.api.app import create_app
 from triptych.api.protocol import HttpProtocol
+from triptych.api.results import Results
 from triptych.config.model_source import fetch_model
 from triptych.config.plan import ServePlan
 from triptych.engine.registry import engine_entry
@@ -38,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, so that they close first
 _ANSWER_FLUSH_S = 5.0  # time for the last answers to leave after the last unit ended
+_LAST_WRITES_S = 10.0  # time for clips that are being written
 _REPLICA_STOP_S = 5.0  # time for idle replicas to leave by themselves
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,7 +56,7 @@ def run_server(plan: ServePlan, listener: socket.socket) -> int:
         data_folder(settings.data_dir, port=port, where=settings.named("data_dir")) as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_Server(plan, listener, JobStore(folder)).run())
+        return runner.run(_Server(plan, listener, folder).run())
 
 
 class _HttpServer(uvicorn.Server):
@@ -87,7 +90,7 @@ class _ClosingApp:
 class _Server:
     """One serving process; `run` is its whole life."""
 
-    def __init__(self, plan: ServePlan, listener: socket.socket, store: JobStore) -> None:
+    def __init__(self, plan: ServePlan, listener: socket.socket, folder: Path) -> None:
         self._plan = plan
         self._listener = listener
         self._stop = asyncio.Event()
@@ -108,7 +111,7 @@ class _Server:
         )
         self._orchestrator.attach(self._supervisor)
         self._jobs = VideoJobs(
-            store,
+            JobStore(folder),
             self._orchestrator,
             model=plan.model,
             keep_s=settings.job_ttl,
@@ -117,6 +120,7 @@ class _Server:
         app = create_app(
             self._orchestrator,
             self._jobs,
+            Results(folder / "results"),
             settings,
             served_model_names=plan.served_model_names,
             defaults=plan.stage.default_sampling_params,
@@ -172,7 +176,9 @@ class _Server:
                 await self._close_http(http)
                 # Every request has ended, so clips that are being written are all that jobs have left to do.
                 self._jobs.close()
-                await jobs
+                if not await self._finished(jobs, _LAST_WRITES_S):
+                    _log.warning("the disk does not take the last clips: the next server makes them again")
+                    jobs.cancel()
                 deadlines.cancel()
         finally:
             # Replicas go last: nobody can ask for them any more.

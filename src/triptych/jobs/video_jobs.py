@@ -12,7 +12,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +20,7 @@ import msgspec
 from triptych.errors import ErrorCode, TriptychError
 from triptych.jobs.job import IdempotencyKey, Job, JobFailure, JobStatus, VideoFile, new_job_id
 from triptych.jobs.store import JobMovedOn, JobStore
+from triptych.jobs.writer import Writer
 from triptych.messages import GenerationRequest, ModelInfo
 from triptych.orchestrator.events import UnitOutput, UnitProgress
 from triptych.orchestrator.stream import EventStream
@@ -37,7 +37,7 @@ _MIN_SLEEP_S = 1.0
 class Generator(Protocol):
     """What jobs need of the orchestrator."""
 
-    def submit(self, request: GenerationRequest) -> EventStream:
+    def submit(self, request: GenerationRequest, *, outlasts_outages: bool) -> EventStream:
         """Accept a request. Raises `TriptychError`."""
 
     def abort(self, request_id: str) -> None:
@@ -72,7 +72,7 @@ class VideoJobs:
         self._keep_s = keep_s
         self._max_bytes = max_bytes
         self._clock = clock
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="jobs")
+        self._writer = Writer("jobs")
         self._jobs = {job.id: job for job in store.load()}
         self._by_key = {_key_of(job): job.id for job in self._jobs.values() if job.idempotency is not None}
         self._percent: dict[str, int] = {}
@@ -81,14 +81,17 @@ class VideoJobs:
         self._closing = asyncio.Event()
 
     async def run(self) -> None:
-        """Resume what an earlier server left, follow and expire jobs; after `close`, return once all are settled."""
+        """Resume what an earlier server left, follow and expire jobs; after `close`, return once all are settled.
+
+        That is when the disk has taken the last clip: cancel it to wait no longer, and the next server runs that job.
+        """
         async with asyncio.TaskGroup() as self._followers:
             resume = self._followers.create_task(self._resume_all(), name="resume jobs")
             expire = self._followers.create_task(self._expire(), name="expire jobs")
             await self._closing.wait()
             resume.cancel()
             expire.cancel()
-        self._writer.shutdown()
+        self._writer.close()
         self._store.close()
 
     def close(self) -> None:
@@ -172,7 +175,7 @@ class VideoJobs:
         request = msgspec.structs.replace(job.request, frames=inputs)
         if job.patient:
             request = msgspec.structs.replace(request, timeout_s=max(request.timeout_s, self._keep_s))
-        return self._generator.submit(request)
+        return self._generator.submit(request, outlasts_outages=True)  # what is kept on disk outlasts replicas, too
 
     def _follow_later(self, job: Job, stream: EventStream) -> None:
         if self._closing.is_set():
@@ -346,7 +349,7 @@ class VideoJobs:
     async def _write(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Run in the thread of the store. Raises `TriptychError` when the disk does not take it."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
+            return await self._writer.run(work, *arguments)
         except (sqlite3.Error, OSError) as error:
             _log.error("the folder of jobs cannot be used: %s", error)
             raise TriptychError(ErrorCode.ENGINE_ERROR, f"the server cannot keep jobs: {error}") from error
