@@ -26,6 +26,12 @@ async def test_it_names_every_route_with_its_statuses(orchestrator: FakeOrchestr
     assert {"200", "400", "404", "413", "415", "429", "499", "500", "503", "504"} <= set(answers)
     assert "queue_full" in answers["429"]["description"]
     assert "401" not in answers
+    content = paths["/v1/videos/{video_id}/content"]["get"]["responses"]
+    assert {"200", "206", "404", "409", "416"} <= set(content)
+    assert set(content["206"]["content"]) == {"video/mp4", "multipart/byteranges"}
+    for path in ("/v1/images/generations", "/v1/images/edits", "/v1/videos"):
+        assert paths[path]["post"]["responses"]["409"]["description"] == "conflict"
+    assert "409" not in paths["/v1/chat/completions"]["post"]["responses"]
 
 
 async def test_with_keys_all_but_the_open_routes_need_one(orchestrator: FakeOrchestrator) -> None:

@@ -45,7 +45,10 @@ _PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """What a route takes and answers; `body`, `form` and `answer` name schemas, `codes` the ways to fail."""
+    """What a route takes and answers; `body`, `form` and `answer` name schemas, `codes` the ways to fail.
+
+    One that answers `in_parts` heeds `Range`.
+    """
 
     summary: str
     answer: str | None = None
@@ -54,6 +57,7 @@ class _Operation:
     form: str | None = None
     answer_types: tuple[str, ...] = (_JSON,)
     body_required: bool = True
+    in_parts: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -65,7 +69,7 @@ _OPERATIONS: dict[tuple[str, str], _Operation] = {
         "Edit pictures",
         "Images",
         "EditBody",
-        _WORK | {ErrorCode.INVALID_IMAGE},
+        _WORK | {ErrorCode.INVALID_IMAGE, ErrorCode.CONFLICT},
         form="EditForm",
         answer_types=_STREAMED,
     ),
@@ -95,6 +99,7 @@ _OPERATIONS: dict[tuple[str, str], _Operation] = {
         _CONTENT,
         answer_types=("video/mp4", "image/webp"),
         query={"variant": {"enum": ["video", "thumbnail"]}},
+        in_parts=True,
     ),
     ("GET", "/v1/models"): _Operation("List the served names", "ModelList"),
     ("GET", "/v1/models/{model_id}"): _Operation("Get a served name", "Model", None, frozenset({ErrorCode.NOT_FOUND})),
@@ -116,7 +121,7 @@ _OPERATIONS: dict[tuple[str, str], _Operation] = {
         "Get a picture that an answer links to",
         None,
         None,
-        frozenset({ErrorCode.NOT_FOUND}),
+        frozenset({ErrorCode.NOT_FOUND, ErrorCode.ENGINE_ERROR}),
         answer_types=_PICTURE_TYPES,
     ),
     ("GET", "/livez"): _Operation("Whether the loop turns", "Status"),
@@ -187,7 +192,7 @@ def _described(operation: _Operation, path: str, *, needs_key: bool) -> dict[str
     described: dict[str, Any] = {
         "summary": operation.summary,
         "parameters": parameters,
-        "responses": {"200": _answer(operation), **_failures(codes)},
+        "responses": {"200": _answer(operation), **_parts(operation), **_failures(codes)},
         "security": [{"key": []}] if needs_key else [],
     }
     if operation.body is not None:
@@ -202,6 +207,14 @@ def _answer(operation: _Operation) -> dict[str, Any]:
     schema = {} if operation.answer is None else {"schema": reference(operation.answer)}
     content = {media_type: schema if media_type == _JSON else {} for media_type in operation.answer_types}
     return {"description": "as asked", "headers": _ID_HEADER, "content": content}
+
+
+def _parts(operation: _Operation) -> dict[str, Any]:
+    """Nothing for routes that only answer the whole."""
+    if not operation.in_parts:
+        return {}
+    content: dict[str, Any] = {operation.answer_types[0]: {}, "multipart/byteranges": {}}
+    return {"206": {"description": "the parts that `Range` names", "headers": _ID_HEADER, "content": content}}
 
 
 def _failures(codes: Iterable[ErrorCode]) -> dict[str, Any]:
