@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
+import signal
 import socket
 from collections.abc import Sequence
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from replica_fleet import StartFleet, install_engine, remaining_processes, replica_spec
+from replica_fleet import StartFleet, eventually, install_engine, remaining_processes, replica_spec
 
 from triptych.errors import ConfigError
 from triptych.messages import FromReplica, ReplicaSpec, Stop
@@ -162,6 +165,31 @@ async def test_a_grandchild_that_keeps_the_socket_does_not_hide_the_death_for_lo
 def _on_cuda(spec: ReplicaSpec) -> ReplicaSpec:
     fields: dict[str, Any] = {name: getattr(spec, name) for name in spec.__struct_fields__}
     return ReplicaSpec(**{**fields, "device_kind": "cuda"})
+
+
+@pytest.mark.anyio
+async def test_a_forkserver_that_is_stopped_is_replaced(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triptych.replicas.process._EXIT_GRACE_S", 0.2)  # nobody tells how the replica ended
+    fleet = await start_fleet(ready=2)
+    monkeypatch.setattr("triptych.replicas.launch._FORK_S", 0.2)
+    stopped = fleet.executor.forkserver_pid
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(fleet.pid(0), signal.SIGKILL)
+    error = "could not be started: the forkserver did not fork within 0.2 s"
+    await eventually(lambda: fleet.supervisor.statuses()[0].last_error == error)
+    await fleet.until_ready(2)
+    assert fleet.executor.forkserver_pid != stopped
+
+
+@pytest.mark.anyio
+async def test_a_cleaner_of_old_files_does_not_keep_replicas_down(start_fleet: StartFleet) -> None:
+    fleet = await start_fleet(ready=2)
+    shutil.rmtree(util.get_temp_dir())  # with the socket of the forkserver
+    os.kill(fleet.pid(0), signal.SIGKILL)
+    await fleet.until(lambda: fleet.lost)
+    await fleet.until_ready(2)
 
 
 @pytest.mark.anyio

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from triptych.engine.worker import ForkedWorker
@@ -27,7 +28,8 @@ __all__ = ["Child", "ForkServer", "spawn"]
 
 T = TypeVar("T")
 
-_FORK_TIMEOUT_S = 300.0  # the first fork waits for the preload, which may read gigabytes from a cold disk
+_FIRST_FORK_S = 300.0  # the first fork waits for the preload, which may read gigabytes from a cold disk
+_FORK_S = 30.0  # later ones take milliseconds
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class ForkServer:
         self._server = _Base()
         self._server.set_forkserver_preload(list(preload))
         self._starting = threading.Lock()
+        self._proven_pid: int | None = None  # the forkserver that has forked before
 
     @property
     def pid(self) -> int | None:
@@ -90,12 +93,23 @@ class ForkServer:
         """Fork a replica that owns copies of `connection` and, as its stderr, of `stderr_fd`. Raises OSError."""
         status_fd = await _in_thread(self._request, (connection.fileno(), stderr_fd), undo=os.close)
         try:
-            async with asyncio.timeout(_FORK_TIMEOUT_S):
-                pid = await _read_pid(status_fd)
+            pid = await self._forked_pid(status_fd)
             return Child(pid=pid, pidfd=os.pidfd_open(pid), status_fd=status_fd)
         except BaseException:
             os.close(status_fd)
             raise
+
+    async def _forked_pid(self, status_fd: int) -> int:
+        server_pid = self.pid
+        limit_s = _FIRST_FORK_S if server_pid != self._proven_pid else _FORK_S
+        try:
+            async with asyncio.timeout(limit_s):
+                pid = await _read_pid(status_fd)
+        except TimeoutError:  # it is stopped or stuck, and would be for whoever asks next
+            await asyncio.to_thread(self._end_alone, server_pid)
+            raise TimeoutError(f"the forkserver did not fork within {limit_s:g} s") from None
+        self._proven_pid = server_pid
+        return pid
 
     def _request(self, fds: Sequence[int]) -> int:
         # Blocked signals are inherited: the forkserver cannot be killed by one before its preload ignores them.
@@ -107,7 +121,8 @@ class ForkServer:
             with _blocked({signal.SIGINT, signal.SIGTERM}):
                 try:
                     status_fd, data_fd = self._server.connect_to_new_process(list(fds))
-                except ConnectionRefusedError:  # it is dying, yet not so dead that a new one would be started
+                except (ConnectionError, EOFError, FileNotFoundError):
+                    # It is dying, yet not so dead that a new one would be started; or its socket was removed.
                     self._end()
                     status_fd, data_fd = self._server.connect_to_new_process(list(fds))
         # First what `multiprocessing.spawn.prepare` should set up in the child (nothing), then what the child runs.
@@ -123,14 +138,19 @@ class ForkServer:
         """End the forkserver; replicas that still run are not touched."""
         await asyncio.to_thread(self._end_alone)
 
-    def _end_alone(self) -> None:
+    def _end_alone(self, pid: int | None = None) -> None:
+        """End the forkserver; given a pid, only that one and not another that has replaced it meanwhile."""
         with self._starting:
-            self._end()
+            if pid in (None, self.pid):
+                self._end()
 
     def _end(self) -> None:
+        # A cleaner of old files may have removed the folder of its socket, which multiprocessing counts on until exit.
+        Path(util.get_temp_dir()).mkdir(mode=0o700, exist_ok=True)
         if self._server._forkserver_pid is not None:
             os.kill(self._server._forkserver_pid, signal.SIGKILL)
-            self._server._stop()
+            with contextlib.suppress(FileNotFoundError):  # the socket, which goes last
+                self._server._stop()
 
 
 async def _in_thread(work: Callable[[Sequence[int]], T], fds: Sequence[int], *, undo: Callable[[T], object]) -> T:
