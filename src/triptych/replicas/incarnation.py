@@ -60,9 +60,10 @@ class Replica:
     last_error: str | None = None
 
     @property
-    def rests(self) -> bool:
-        """Whether it is drained, or draining, and nobody asked for another start."""
-        return self.state is ReplicaState.DRAINING and self.after_exit is AfterExit.REST
+    def runs(self) -> bool:
+        """Whether it serves or comes back by itself: it has not failed, and nobody has drained it for good."""
+        rests = self.state is ReplicaState.DRAINING and self.after_exit is AfterExit.REST
+        return not rests and self.state is not ReplicaState.FAILED
 
     def status(self) -> ReplicaStatus:
         """As others see it."""

@@ -123,6 +123,7 @@ class Supervisor:
     def resize(self, count: int) -> None:
         """Let exactly `count` replicas run: drain those with the highest ids, or start those with the lowest.
 
+        One that has failed does not run: it is started like those that rest.
         Raises `TriptychError`: `invalid_value` outside 1 to the number of replicas, `conflict` before `start`.
         """
         most = len(self._replicas)
@@ -130,14 +131,14 @@ class Supervisor:
             text = f"count must be 1 to {most}, which is what the devices of this stage are cut for, got {shown(count)}"
             raise TriptychError(ErrorCode.INVALID_VALUE, text, param="count")
         self._check_started()
-        resting = [replica for replica in self._replicas.values() if replica.rests]
-        running = [replica for replica in self._replicas.values() if not replica.rests]
+        running = [replica for replica in self._replicas.values() if replica.runs]
+        resting = [replica for replica in self._replicas.values() if not replica.runs]
         for replica in running[count:]:
             self._leave(replica, AfterExit.REST)
         for replica in resting[: max(0, count - len(running))]:
             self._revive(replica)
         for replica in self._replicas.values():
-            replica.wanted = not replica.rests
+            replica.wanted = replica.runs
 
     def _asked(self, replica_id: int) -> Replica:
         replica = self._replicas.get(replica_id)
