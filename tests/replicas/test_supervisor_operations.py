@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import signal
+from contextlib import suppress
 
 import pytest
-from replica_fleet import Fleet, StartFleet, replica_spec
+from replica_fleet import Fleet, StartFleet, eventually, remaining_processes, replica_spec
 
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Output
@@ -61,6 +65,32 @@ async def test_drain_and_restart_at_any_moment_of_a_start_end_in_one_ready_proce
     await fleet.until(lambda: set(fleet.ready) == {0, 1} and fleet.state(0) is ReplicaState.READY)
     fleet.generate(0)
     await fleet.until(fleet.ends)
+
+
+@pytest.mark.parametrize("seed", [int(os.environ.get("OPERATIONS_SEED", "1"))])
+async def test_operations_and_kills_in_any_order_end_in_a_fleet_that_works(start_fleet: StartFleet, seed: int) -> None:
+    draw = random.Random(seed)
+    fleet = await start_fleet(*(replica_spec(i) for i in range(3)), ready=1)
+    supervisor = fleet.supervisor
+
+    def kill(replica_id: int) -> None:
+        for pid in supervisor.statuses()[replica_id].pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    acts = [supervisor.drain, supervisor.restart, kill, lambda replica_id: supervisor.resize(replica_id + 1)]
+    for _ in range(40):
+        draw.choice(acts)(draw.randrange(3))
+        await asyncio.sleep(draw.choice([0.0, 0.0, 0.01, 0.05, 0.2]))
+    for replica_id in range(3):
+        supervisor.restart(replica_id)
+    await eventually(lambda: all(fleet.state(replica_id) is ReplicaState.READY for replica_id in range(3)))
+    assert fleet.failure is None
+    before = len(fleet.ends())
+    for replica_id in range(3):
+        fleet.generate(replica_id)
+    await fleet.until(lambda: len(fleet.ends()) == before + 3)
+    await eventually(lambda: len(remaining_processes()) == 1 + 3)  # the forkserver and they
 
 
 async def test_resize_rests_the_highest_ids_and_wakes_the_lowest(start_fleet: StartFleet) -> None:
