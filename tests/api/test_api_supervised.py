@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,8 +29,10 @@ WAIT_S = 60
 
 
 @asynccontextmanager
-async def serving(*, replicas: int) -> AsyncIterator[httpx.AsyncClient]:
-    orchestrator = Orchestrator(max_queue_size=4)
+async def serving(
+    *, replicas: int, slots: int = 1, no_replica_timeout_s: float = 30.0
+) -> AsyncIterator[httpx.AsyncClient]:
+    orchestrator = Orchestrator(max_queue_size=4, no_replica_timeout_s=no_replica_timeout_s)
     specs = [
         ReplicaSpec(
             replica_id=replica,
@@ -38,6 +42,7 @@ async def serving(*, replicas: int) -> AsyncIterator[httpx.AsyncClient]:
             device_kind="none",
             devices=(str(replica),),
             cpu_threads=1,
+            max_num_seqs=slots,
             engine_args={"simulated": {"seconds_per_request": 0.0}},
         )
         for replica in range(replicas)
@@ -65,16 +70,22 @@ async def serving(*, replicas: int) -> AsyncIterator[httpx.AsyncClient]:
         listener.close()
 
 
-async def until(client: httpx.AsyncClient, condition: Callable[[list[dict[str, Any]]], bool]) -> None:
+async def until(
+    client: httpx.AsyncClient, condition: Callable[[list[dict[str, Any]]], bool], *, path: str = "/v1/replicas"
+) -> None:
     async with asyncio.timeout(WAIT_S):
         while True:
-            if condition((await client.get("/v1/replicas")).json()["data"]):
+            if condition((await client.get(path)).json()["data"]):
                 return
             await asyncio.sleep(0.02)  # over HTTP there is nothing to wait on
 
 
 async def until_in_flight(client: httpx.AsyncClient, count: int) -> None:
     await until(client, lambda data: sum(replica["in_flight"] for replica in data) == count)
+
+
+async def until_live(client: httpx.AsyncClient, count: int) -> None:
+    await until(client, lambda data: len(data) == count, path="/v1/requests")
 
 
 async def test_requests_run_spread_fail_and_end_behind_one_port() -> None:
@@ -123,3 +134,44 @@ async def test_requests_run_spread_fail_and_end_behind_one_port() -> None:
         many[0].cancel()
         await until_in_flight(client, 0)
         assert (await client.post(IMAGES, json={"prompt": "x", "size": "32x32"})).status_code == 200
+
+
+async def test_without_a_replica_posts_wait_for_a_bounded_time_and_are_told_when_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, slow = {"prompt": "x", "size": "32x32"}, {"prompt": "[[slow:60]]", "size": "32x32"}
+    async with serving(replicas=1, no_replica_timeout_s=0.3) as client:
+        asked = [asyncio.create_task(client.post(IMAGES, json=slow))]
+        await until_in_flight(client, 1)
+        asked += [asyncio.create_task(client.post(IMAGES, json=body)) for body in (plain, plain | {"stream": True})]
+        await until_live(client, 3)
+        monkeypatch.setattr("triptych.replicas.restart.FIRST_DELAY_S", 60.0)
+        os.kill((await client.get("/v1/replicas")).json()["data"][0]["pid"], signal.SIGKILL)
+        answers = await asyncio.gather(*asked)
+        assert (await client.get("/health")).json()["error"]["code"] == "no_replica"
+        answers.append(await client.post(IMAGES, json=plain))
+        assert [(a.status_code, a.json()["error"]["code"]) for a in answers] == [(503, "no_replica")] * 4
+        assert {answer.headers["retry-after"] for answer in answers} == {"5"}
+        assert not any("x-should-retry" in answer.headers for answer in answers)
+        await until_live(client, 0)
+
+        assert (await client.post("/v1/replicas/0/restart")).status_code == 200
+        await until(client, lambda data: data[0]["state"] == "ready")
+        assert (await client.post(IMAGES, json=plain)).status_code == 200
+
+
+async def test_a_request_that_crashes_replicas_fails_after_two_deaths_and_its_batch_neighbours_succeed() -> None:
+    async with serving(replicas=1, slots=3) as client:
+        prompts = ["[[slow:0.5]] one", "[[slow:0.5]] another"]
+        neighbours = [
+            asyncio.create_task(client.post(IMAGES, json={"prompt": prompt, "size": "32x32"})) for prompt in prompts
+        ]
+        await until_in_flight(client, 2)
+        crashed = await client.post(IMAGES, json={"prompt": "[[crash]]", "size": "32x32"})
+        assert (crashed.status_code, crashed.json()["error"]["code"]) == (500, "poison_request")
+        assert crashed.headers["x-should-retry"] == "false"
+        answers = [await neighbour for neighbour in neighbours]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [answer.json()["metrics"][0]["attempts"] for answer in answers] == [2, 2]
+        await until(client, lambda data: data[0]["state"] == "ready")
+        assert (await client.get("/v1/replicas")).json()["data"][0]["restarts"] == 2

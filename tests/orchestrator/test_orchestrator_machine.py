@@ -47,6 +47,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         self.outputs: Counter[str] = Counter()
         self.previews: set[tuple[str, int, int]] = set()
         self.ended: dict[str, str | None] = {}
+        self.lasting: set[str] = set()  # requests that outlast outages
         self.suspects: set[str] = set()  # requests that lost a replica while alone, or too many of them
         self.deaths: Counter[tuple[str, int]] = Counter()
         self.order = FairOrder()
@@ -122,6 +123,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
             assert effect.request_id in self.suspects
         elif effect.error.code is ErrorCode.NO_REPLICA:
             assert not set(self.slots) - self.closed
+            assert effect.request_id not in self.lasting
 
     def free_slot(self, address: Address) -> None:
         replica_id, _ = self.running.pop(address)
@@ -145,9 +147,17 @@ class OrchestratorMachine(RuleBasedStateMachine):
         user=st.sampled_from([None, "u", "v"]),
         timeout_s=st.sampled_from([0.0, 20.0, 600.0, 600.0]),
         previews=st.integers(0, 2),
+        lasting=st.booleans(),
     )
     def submit(
-        self, n: int, priority: int, session: str | None, user: str | None, timeout_s: float, previews: int
+        self,
+        n: int,
+        priority: int,
+        session: str | None,
+        user: str | None,
+        timeout_s: float,
+        previews: int,
+        lasting: bool,
     ) -> None:
         request_id = f"r{len(self.accepted)}"
         waiting = len(self.core.dispatcher.queue)
@@ -155,7 +165,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         fields |= {"timeout_s": timeout_s, "previews": previews}
         self.accepted[request_id] = n
         try:
-            effects = self.driver.submit(request_id, **fields)
+            effects = self.driver.submit(request_id, outlasts_outages=lasting, **fields)
         except TriptychError as error:
             del self.accepted[request_id]
             assert not self.core.effects
@@ -165,6 +175,8 @@ class OrchestratorMachine(RuleBasedStateMachine):
                 assert error.should_retry is False or (error.retry_after_s or 0) >= 1
         else:
             self.order.accept(request_id, n, priority, user, self.driver.now)
+            if lasting:
+                self.lasting.add(request_id)
             self.absorb(effects)
             assert len(self.core.dispatcher.queue) <= max(MAX_QUEUE, waiting)
 
@@ -354,7 +366,13 @@ def test_the_promises_hold_on_a_long_walk(machine: type[OrchestratorMachine], se
             10,
             lambda: True,
             lambda _: walk.submit(
-                rng.randint(1, 4), rng.randint(-1, 1), rng.choice([None, "s"]), rng.choice([None, "u", "v"]), 90.0, 2
+                rng.randint(1, 4),
+                rng.randint(-1, 1),
+                rng.choice([None, "s"]),
+                rng.choice([None, "u", "v"]),
+                90.0,
+                2,
+                rng.random() < 0.2,
             ),
         ),
         (12, lambda: walk.running, lambda number: walk.progress(number, rng.randint(0, 20))),

@@ -174,6 +174,13 @@ async def test_no_replica_within_the_limit_is_503() -> None:
     assert raised.value.code is ErrorCode.NO_REPLICA
 
 
+async def test_without_another_word_the_limit_is_thirty_seconds() -> None:
+    server = Server(clock=lambda: 1000.0)
+    server.submit()
+    server.orchestrator.replica_lost(0, 1, "killed by signal 9")
+    assert server.orchestrator._core.next_deadline() == 1030.0
+
+
 async def test_the_timer_sleeps_while_nothing_is_due() -> None:
     server = Server()
     async with running(server.orchestrator):
