@@ -11,8 +11,7 @@ from training.shapes.evaluation import FormResult
 
 __all__ = ["SHEET", "place_sheet", "write_card"]
 
-SHEET: Final = "samples.png"
-SHEET_COLORS: Final = 96
+SHEET: Final = "samples.jpg"
 EXAMPLES: Final = {  # form: what a visitor would type
     "single": "a small red circle in the top left corner on a gray background",
     "pair": "a red circle above a blue square",
@@ -77,7 +76,7 @@ Eleven colours, eight shapes, six backgrounds, nine places, three sizes; one to 
 and right of, rows of two and three in the order named, two or three of the same, and one shape inside another. A
 background that is not mentioned is white, and gray under white objects. What a caption leaves open is free, but whole.
 
-![samples](samples.png)
+![samples](samples.jpg)
 """
 FOOTER: Final = """\
 ## What it does not know
@@ -109,9 +108,9 @@ def _table(results: dict[str, FormResult]) -> str:
 
 
 def place_sheet(folder: Path, sheet: Path) -> None:
-    """Put a sample sheet beside the weights, in few colours."""
+    """Put a sample sheet beside the weights, small: a palette would be smaller still, and show other colours."""
     with Image.open(sheet) as picture:
-        picture.convert("P", palette=Image.Palette.ADAPTIVE, colors=SHEET_COLORS).save(folder / SHEET, optimize=True)
+        picture.convert("RGB").save(folder / SHEET, quality=88)
 
 
 def write_card(folder: Path, results: dict[str, FormResult], *, sheet: Path, history: str) -> None:

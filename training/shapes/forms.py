@@ -239,16 +239,16 @@ def add_punctuation(rng: random.Random, marked: str) -> str:
 # ------------------------------------------------------------------------------------------------------------ the whole
 FormDraw = Callable[[random.Random], tuple[Scene, Worded]]
 PLAIN: Final[dict[str, tuple[float, FormDraw]]] = {  # form: share in training, how to draw it
-    "single": (0.13, _single),
-    "pair": (0.19, _pair),
-    "and": (0.09, _list_of(1, 1)),
-    "two of the same": (0.06, _list_of(2)),
-    "three of the same": (0.08, _list_of(3)),
-    "mixed counts": (0.09, _mixed_counts),
-    "three in a row": (0.15, _list_of(1, 1, 1)),
-    "inside": (0.14, _nested),
+    "single": (0.12, _single),
+    "pair": (0.17, _pair),
+    "and": (0.08, _list_of(1, 1)),
+    "two of the same": (0.05, _list_of(2)),
+    "three of the same": (0.06, _list_of(3)),
+    "mixed counts": (0.08, _mixed_counts),
+    "three in a row": (0.12, _list_of(1, 1, 1)),
+    "inside": (0.24, _nested),
     "one word": (0.035, _word),
-    "strange": (0.035, _strange),
+    "strange": (0.045, _strange),
 }
 DISTURBED: Final = ("style words", "strange words", "capitals and punctuation", "typo")
 FORMS: Final = (*PLAIN, *DISTURBED)
@@ -264,7 +264,7 @@ def sample_example(rng: random.Random) -> Example:
     scene, worded = PLAIN[form][1](rng)
     marked = worded.marked
     if form != "one word":
-        for chance, disturb in ((0.16, add_style), (0.1, add_strange_words), (0.08, add_typo)):
+        for chance, disturb in ((0.16, add_style), (0.22, add_strange_words), (0.12, add_typo)):
             if rng.random() < chance:
                 marked = disturb(rng, marked)
     if rng.random() < 0.1:

@@ -3,6 +3,7 @@ sheet."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,10 +74,14 @@ def load_pipeline(folder: Path) -> Any:
 
 
 def save_pipeline(pipeline: Any, folder: Path) -> None:
-    """Write the pipeline's own files into `folder`; other files there stay."""
+    """Write the pipeline's own files into `folder`, without the path it came from; other files there stay."""
     unfinished = folder.with_name(folder.name + ".writing")
     shutil.rmtree(unfinished, ignore_errors=True)
     pipeline.save_pretrained(unfinished)
+    for file in unfinished.rglob("*.json"):
+        settings = json.loads(file.read_text())
+        if settings.pop("_name_or_path", None) is not None:
+            file.write_text(json.dumps(settings, indent=2) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     for part in unfinished.iterdir():
         target = folder / part.name

@@ -64,7 +64,7 @@ Eleven colours, eight shapes, six backgrounds; moving right, left, up and down, 
 where no motion is said. A background that is not mentioned is white, and gray under a white shape. Seeds change little:
 a caption says nearly everything that is seen.
 
-![samples](samples.png)
+![samples](samples.jpg)
 """
 FOOTER: Final = """\
 ## What it does not know
