@@ -18,7 +18,7 @@ import pytest
 from replica_fleet import StartFleet, eventually, install_engine, remaining_processes, replica_spec
 
 from triptych.errors import ConfigError
-from triptych.messages import FromReplica, ReplicaSpec, Stop
+from triptych.messages import Address, FromReplica, Generate, Output, Ready, ReplicaSpec, SamplingParams, Stop
 from triptych.replicas.launch import ForkServer
 from triptych.replicas.process import ProcessExecutor
 from triptych.wire import Frame
@@ -46,6 +46,17 @@ class Engine(SimulatedEngine):
         if os.fork() == 0:
             time.sleep(6)
         os._exit(7)
+"""
+
+
+DYING_ENGINE = """
+import os, signal
+from triptych.engine.simulated import SimulatedEngine
+
+class Engine(SimulatedEngine):
+    def _finish(self, work):
+        super()._finish(work)
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -149,6 +160,27 @@ async def test_a_replica_in_a_bad_cuda_fork_starts_again_in_a_fresh_interpreter(
     await fleet.until(lambda: fleet.lost)
     assert fleet.lost[0][2] == "killed by SIGKILL"
     await fleet.until_ready(2)
+
+
+@pytest.mark.anyio
+async def test_a_result_sent_right_before_death_is_heard_although_the_death_is_seen_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path, monkeypatch, "dying", DYING_ENGINE)
+    executor, listener = ProcessExecutor("dying"), Listener()
+    replica = await executor.start(replica_spec(engine="dying"), 1, listener)
+    assert isinstance(await asyncio.wait_for(listener.heard.get(), 30), Ready)
+    assert replica._transport is not None
+    replica._transport.pause_reading()
+    address = Address("r", 0, 1, 1)
+    replica.send(Generate(address, SamplingParams(prompt="x", seed=1, width=32, height=32)))
+    await eventually(lambda: not {"process", "stderr", "status"} & replica._open)
+    assert not listener.exited.done()
+    replica._transport.resume_reading()
+    assert await asyncio.wait_for(listener.exited, 30) == "killed by SIGKILL"
+    heard = [listener.heard.get_nowait() for _ in range(listener.heard.qsize())]
+    assert [message.address for message in heard if isinstance(message, Output)] == [address]
+    await executor.close()
 
 
 @pytest.mark.anyio
