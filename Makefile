@@ -9,7 +9,7 @@ TEST_ARGS ?=
 CHAOS_SEED ?= $(shell date +%s)
 CHAOS_SECONDS ?= 120
 TRAIN_ARGS ?=
-CLIENTS := $(patsubst %,build/clients/%/.installed,$(shell cat tests/contract/client_versions.txt))
+CLIENTS := $(patsubst tests/contract/clients/%.txt,build/clients/%/.installed,$(wildcard tests/contract/clients/*.txt))
 
 .PHONY: help setup serve test test-long chaos clients fuzz front lint format train train-video clean
 
@@ -33,12 +33,11 @@ test: setup clients  ## Run the test suite
 test-long: setup  ## Run the tests that take minutes: short trainings of the embedded models
 	$(BIN)/python -m pytest -m long $(TEST_ARGS)
 
-clients: $(CLIENTS)  ## Install the older openai clients that the tests use, each in an environment of its own
+clients: $(CLIENTS)  ## Install the other clients that the tests use, each in a folder that is put before .venv
 
-build/clients/%/.installed: constraints.txt
-	$(PYTHON) -m venv build/clients/$*
-	grep -v '^openai==' constraints.txt > build/clients/$*/constraints.txt
-	build/clients/$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/clients/$*/constraints.txt openai==$* pytest
+build/clients/%/.installed: tests/contract/clients/%.txt | $(INSTALLED)
+	rm -rf build/clients/$*
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target build/clients/$* --requirement $<
 	@touch $@
 
 fuzz: setup  ## Send 10,000 requests that schemathesis makes of the OpenAPI document; takes minutes

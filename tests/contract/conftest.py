@@ -1,8 +1,9 @@
 """The servers that the contract is tested against: any, by address, else ones with the simulated engine.
 
 `TRIPTYCH_CONTRACT_URL=http://host:8000` names a server that makes pictures, `TRIPTYCH_CONTRACT_VIDEO_URL` one that
-makes videos, `TRIPTYCH_CONTRACT_KEY` their key where they have one. Nothing but pytest and the client is imported here
-unless a server has to be started: these tests also run in the environments of other client versions.
+makes videos, `TRIPTYCH_CONTRACT_LITELLM_URL` one of pictures with `--chat-image-format images`, `TRIPTYCH_CONTRACT_KEY`
+their key where they have one. Nothing but pytest and the client is imported here unless a server has to be started:
+these tests also run with other clients.
 """
 
 from __future__ import annotations
@@ -31,8 +32,15 @@ def video_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         yield target
 
 
+@pytest.fixture(scope="session")
+def litellm_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    flags = ("--chat-image-format", "images")
+    with _target("TRIPTYCH_CONTRACT_LITELLM_URL", tmp_path_factory.mktemp("litellm"), *flags, kind="image") as target:
+        yield target
+
+
 @contextmanager
-def _target(variable: str, folder: Path, *, kind: Literal["image", "video"]) -> Iterator[Target]:
+def _target(variable: str, folder: Path, *flags: str, kind: Literal["image", "video"]) -> Iterator[Target]:
     if url := os.environ.get(variable):
         yield Target(url.rstrip("/"), os.environ.get("TRIPTYCH_CONTRACT_KEY", "none"))
         return
@@ -44,7 +52,7 @@ def _target(variable: str, folder: Path, *, kind: Literal["image", "video"]) -> 
     keys = ["--api-key", "sk-contract", "--admin-api-key", "sk-contract-admin"]
     limits = ["--max-pixels", str(_SIDE * _SIDE), "--max-num-inference-steps", "50"]
     places = ["--stage-configs-path", str(stages), "--data-dir", str(folder / "data")]
-    server = launch(folder / "server.log", *places, *keys, *limits)
+    server = launch(folder / "server.log", *places, *keys, *limits, *flags)
     server.client.headers["authorization"] = "Bearer sk-contract"
     try:
         wait_until(lambda: server.ready_replicas() == 2, 90, "two ready replicas")

@@ -6,7 +6,10 @@ Imports nothing but the client and pytest, so that it runs in the environment of
 from __future__ import annotations
 
 import base64
+import importlib.metadata
+import os
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +21,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 MAGIC = {"png": PNG, "jpeg": b"\xff\xd8\xff", "webp": b"RIFF"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(target: Target) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{target.url}/v1", api_key=target.key, max_retries=0, timeout=60) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(client: openai.OpenAI) -> str:
     return client.models.list().data[0].id
 
@@ -35,6 +38,12 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 def pictures(answer: Any) -> list[bytes]:
     return [base64.b64decode(image.b64_json, validate=True) for image in answer.data]
+
+
+def test_this_is_the_version_that_was_asked_for() -> None:
+    version = importlib.metadata.version("openai")
+    assert openai.__version__ == version
+    assert os.environ.get("TRIPTYCH_CONTRACT_CLIENT", f"openai-{version}") == f"openai-{version}"
 
 
 def test_models_are_listed_and_retrieved(client: openai.OpenAI, model: str) -> None:
@@ -133,6 +142,15 @@ def test_an_edit_takes_one_picture_or_several(client: openai.OpenAI, model: str,
     assert [edited[:4] for edited in pictures(answer)] == [b"RIFF"] * 2
     assert answer.data is not None
     assert [(image.model_extra or {})["seed"] for image in answer.data] == [0, 1]
+
+
+def test_an_edit_takes_a_mask(client: openai.OpenAI) -> None:
+    picture = drawn(client)
+    answer = client.images.edit(image=picture, mask=picture, prompt="make it blue", extra_body={"strength": 0.5})
+    assert [size_of(edited) for edited in pictures(answer)] == [(256, 256)]
+    with pytest.raises(openai.BadRequestError, match="is no picture in a known format") as caught:
+        client.images.edit(image=picture, mask=b"not a picture", prompt="x")
+    assert (caught.value.code, caught.value.param) == ("invalid_image", "mask")
 
 
 def test_a_stream_of_an_edit_has_the_events_of_edits(client: openai.OpenAI) -> None:
@@ -245,6 +263,24 @@ def test_a_wrong_key_is_an_authentication_error(target: Target) -> None:
     ):
         client.models.list()
     assert caught.value.code == "invalid_api_key"
+
+
+def test_another_request_under_a_used_key_is_a_conflict_error_that_is_not_repeated(client: openai.OpenAI) -> None:
+    headers = {"idempotency-key": uuid.uuid4().hex}
+    first, again = (client.images.generate(prompt="x", extra_headers=headers) for _ in range(2))
+    assert pictures(first) == pictures(again)
+    with pytest.raises(openai.ConflictError) as caught:
+        client.with_options(max_retries=2).images.generate(prompt="y", extra_headers=headers)
+    assert (caught.value.code, caught.value.param) == ("conflict", "idempotency-key")
+    assert caught.value.response.request.headers["x-stainless-retry-count"] == "0"
+
+
+def test_what_only_the_operator_may_do_is_a_permission_denied_error(client: openai.OpenAI, target: Target) -> None:
+    if target.key == "none":
+        pytest.skip("this server has no keys")
+    with pytest.raises(openai.PermissionDeniedError, match="admin") as caught:
+        client.put("/replicas", body={"count": 1}, cast_to=object)
+    assert caught.value.code == "permission_denied"
 
 
 def test_a_failure_of_the_engine_is_an_internal_server_error_that_is_not_repeated(
