@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -122,6 +123,24 @@ def test_pictures_leave_calls_with_a_prompt_alone_as_they_were(engine_run: RunOf
     made_of(run, noise(16, 16), width=16, height=16)
     made_of(run, noise(16, 16), left_half(16, 16), width=16, height=16)
     assert run.bytes_of(run.unit()) == before
+
+
+def test_units_with_and_without_pictures_side_by_side_share_forwards_and_draw_what_each_draws_alone(
+    engine_run: RunOf,
+) -> None:
+    run = engine_run("sd15", slots=8)
+    inputs, frames = inputs_of(noise(16, 16), left_half(16, 16))
+    units = [
+        run.unit(0),
+        run.unit(1, inputs=inputs[:1], strength=0.75, seed=6),
+        run.unit(2, inputs=inputs, strength=0.75, seed=7),
+    ]
+    alone = run.bytes_of(*(msgspec.structs.replace(unit, alone=True) for unit in units), frames=frames)
+    together = run.bytes_of(*units, frames=frames)
+    for one, other in zip(alone, together, strict=True):
+        assert np.abs(decoded(one).astype(int) - decoded(other)).max() <= 1
+    assert len(set(alone)) == 3
+    assert min(run.end_of(unit.address).batch_size_mean for unit in units) > 1  # type: ignore[union-attr]
 
 
 def test_siblings_share_the_weights_of_the_loaded_pipeline(engine_run: RunOf) -> None:

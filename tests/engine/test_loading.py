@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ with warnings.catch_warnings():
 
     from tiny.engine_run import EngineRun, spec_of
     from triptych.engine.diffusers_engine import DiffusersEngine
+    from triptych.engine.loading import check_guiders
 
 from triptych.engine.base import EngineStartError
 
@@ -126,3 +128,10 @@ def test_a_failing_warm_up_is_a_start_error_that_says_how_to_go_without(
     message = start_error(sd15)
     assert "the warm-up at 32x32 failed: RuntimeError: no such kernel; `warmup: false` starts without" in message
     EngineRun(sd15, engine_args={"warmup": False})
+
+
+def test_a_guider_that_changes_the_model_for_single_forwards_is_refused() -> None:
+    check_guiders(SimpleNamespace(components={"guider": diffusers.ClassifierFreeGuidance(), "vae": None}))
+    skipping = diffusers.SkipLayerGuidance(skip_layer_guidance_layers=[0])
+    with pytest.raises(EngineStartError, match=r"guider \(SkipLayerGuidance\) changes the model .* not available in"):
+        check_guiders(SimpleNamespace(components={"guider": skipping}))

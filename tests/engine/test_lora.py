@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,14 +60,20 @@ def test_each_lora_draws_its_own_picture_and_leaves_nothing_to_the_next_unit(
     assert len({plain, one, two, half}) == 4
 
 
-@pytest.mark.parametrize("family", ["qwen"])
+@pytest.mark.parametrize(("family", "scale"), [("qwen", 10.0), ("sd15", 1.0)])
 def test_units_with_different_loras_side_by_side_draw_what_each_draws_alone(
-    family: str, lora_run: Callable[..., EngineRun]
+    family: str, scale: float, lora_run: Callable[..., EngineRun]
 ) -> None:
     run = lora_run(family, slots=6)
-    alone = [decoded(run.bytes_of(unit)[0]).astype(int) for unit in units_of(run)]
-    together = [decoded(data).astype(int) for data in run.bytes_of(*units_of(run))]
+    one, two, less = Lora("style/one", scale), Lora("style.two", scale), Lora("style/one", -scale)
+    units = [run.unit(number, lora=lora) for number, lora in enumerate((None, one, two, less, None, None))]
+    alone = [decoded(run.bytes_of(unit)[0]).astype(int) for unit in units]
+    assert min(abs(one - other).max() for one, other in itertools.combinations(alone[:4], 2)) > 8
+    together = [decoded(data).astype(int) for data in run.bytes_of(*units)]
     assert max(abs(one - other).max() for one, other in zip(alone, together, strict=True)) <= 1
+    shares = [run.end_of(unit.address).batch_size_mean for unit in units]  # type: ignore[union-attr]
+    assert shares[1:4] == [1.0] * 3, "units with different LoRAs, or scales, share no forward"
+    assert min(shares[0], *shares[4:]) > 1, "those without share theirs"
 
 
 def test_a_lora_draws_what_plain_diffusers_draws_with_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import torch
 from diffusers import DiffusionPipeline
 
 from triptych.engine.hub import Hub, Task, UnitAborted
+from triptych.engine.pipeline_modes import Mode
 from triptych.engine.pipeline_view import ViewFactory
 
 Arguments = Mapping[str, Any]
 
 
 class HubRun:
-    """One loaded pipeline; units are keyword arguments of its call with `seed`, and `scheduler` for another one."""
+    """One loaded pipeline; units are keyword arguments with `seed`, and those that its call does not take are left out.
+
+    `scheduler` in a unit is another one, `mode` a sibling of the pipeline that takes pictures.
+    """
 
     def __init__(self, pipe: Path | Any, **fixed: Any) -> None:
         self.pipe: Any = DiffusionPipeline.from_pretrained(pipe) if isinstance(pipe, Path) else pipe
@@ -27,25 +32,29 @@ class HubRun:
         self.hub = Hub(merging=True)
         self.hub.attach(self.pipe)
         self._views = ViewFactory(self.pipe)
+        self._alone: dict[str, tuple[Arguments, npt.NDArray[np.float32]]] = {}
         self._fixed = {"output_type": "np" if getattr(self.pipe, "vae", None) is None else "pt"} | fixed
 
     def task(self, unit: Arguments, **options: Any) -> Task:
         """The unit, ready to start."""
         arguments = dict(unit)
-        view = self._views.view(lambda scheduler: None)
+        mode: Mode | None = arguments.pop("mode", None)
+        view = (mode.views if mode else self._views).view(lambda scheduler: None)
         if (scheduler := arguments.pop("scheduler", None)) is not None:
             object.__setattr__(view, "scheduler", scheduler.from_config(self.pipe.scheduler.config))
         arguments["generator"] = torch.Generator("cpu").manual_seed(arguments.pop("seed"))
-        return Task(functools.partial(view, **self._fixed, **arguments), **options)
+        taken = inspect.signature(type(view).__call__).parameters
+        named = {name: value for name, value in (self._fixed | arguments).items() if name in taken}
+        return Task(functools.partial(view, **named), **options)
 
     def solo(self, units: Sequence[Arguments]) -> list[npt.NDArray[np.float32]]:
-        """Each unit by itself, every forward of its own: what plain diffusers makes, to the bit."""
-        made = []
+        """Each unit by itself, every forward of its own: what plain diffusers makes, to the bit. Made once."""
         for unit in units:
-            task = self.task(unit, alone=True)
-            self.drive([task])
-            made.append(pixels(task))
-        return made
+            if repr(unit) not in self._alone:
+                task = self.task(unit, alone=True)
+                self.drive([task])
+                self._alone[repr(unit)] = (unit, pixels(task))  # pictures are told apart by their addresses
+        return [self._alone[repr(unit)][1] for unit in units]
 
     def drive(
         self, tasks: Sequence[Task], *, joins: Mapping[int, int] | None = None, aborts: Mapping[int, int] | None = None

@@ -16,6 +16,7 @@ import diffusers
 import torch
 import transformers
 from diffusers import DiffusionPipeline
+from diffusers.guiders import BaseGuidance
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -26,7 +27,7 @@ from triptych.engine.lora import Loras
 from triptych.engine.switches import apply_switches, denoisers, offload, quantization_arguments
 from triptych.messages import ReplicaSpec
 
-__all__ = ["device_of", "load_pipeline", "locate_model"]
+__all__ = ["check_guiders", "device_of", "load_pipeline", "locate_model"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,12 +79,26 @@ def load_pipeline(spec: ReplicaSpec, args: EngineArgs, folder: Path, *, rank: in
     except Exception as error:
         raise EngineStartError(f"model {spec.model!r} ({folder}) cannot be loaded: {one_line(error)}") from error
     pipe.set_progress_bar_config(disable=True)
+    check_guiders(pipe)
     loras = Loras(pipe, args.lora_modules)
     apply_switches(pipe, args, device=device, dtype=dtype)
     if args.offload is not None:
         offload(pipe, args.offload, device=device)
     _log.info("loaded %s from %s as %s", type(pipe).__name__, folder, str(dtype).removeprefix("torch."))
     return pipe, loras
+
+
+def check_guiders(pipe: Any) -> None:
+    """Raises `EngineStartError` for one that changes the model from before a forward to after it.
+
+    Requests beside it would be drawn with the change, and after an abort it would stay.
+    """
+    for name, guider in pipe.components.items():
+        if isinstance(guider, BaseGuidance) and type(guider).prepare_models is not BaseGuidance.prepare_models:
+            kind = type(guider).__name__
+            raise EngineStartError(
+                f"{name} ({kind}) changes the model for single forwards: not available in this version"
+            )
 
 
 def _silence_libraries(spec: ReplicaSpec) -> None:

@@ -1,7 +1,7 @@
 """Per-unit shallow view of a loaded pipeline: shared models, private state and schedulers.
 
-Everything a pipeline call writes on `self` lands on the view; its schedulers are deep copies that report each step.
-Making one costs 0.1 to 0.3 ms.
+Everything a pipeline call writes on `self` lands on the view; its schedulers are deep copies that report each step, and
+so are guiders, which count steps, too. Making one costs 0.1 to 0.3 ms.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from diffusers.guiders import BaseGuidance
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
 from triptych.engine.denoised import SchedulerStep
@@ -42,6 +43,9 @@ class ViewFactory:
             for name, scheduler in pipe.components.items()
             if isinstance(scheduler, SchedulerMixin) or hasattr(scheduler, "set_timesteps")
         }
+        self._guiders = {
+            name: component for name, component in pipe.components.items() if isinstance(component, BaseGuidance)
+        }
         self._reporting = {type(scheduler): _reporting(type(scheduler)) for scheduler in self._schedulers.values()}
 
     def view(self, on_step: OnStep) -> Any:
@@ -53,6 +57,8 @@ class ViewFactory:
             scheduler._triptych_listener = _StepListener(on_step)
             # The pipeline's own __setattr__ would register the copy in the configuration that all views share.
             object.__setattr__(view, name, scheduler)
+        for name, shared in self._guiders.items():
+            object.__setattr__(view, name, copy.deepcopy(shared))
         return view
 
 
