@@ -155,7 +155,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     `parameters` are the names of common parameters (and `extra_args` names) that the pipeline's call accepts.
     Sizes must be multiples of `size_multiple` pixels, frame counts `k * frame_multiple + 1`. `sizes`, when given,
     lists the only (width, height) pairs that the model draws well, and `frame_counts` the only numbers of frames.
-    `loras` are the names that requests may ask for.
+    `loras` are the names that requests may ask for. Fewer steps than `min_num_inference_steps` end in an error.
     `warm_up` is None where none was measured.
 
     All of that is said of calls with a prompt alone, which the model refuses if `needs_image`. With input pictures it
@@ -171,6 +171,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     default_width: int = 1024
     default_height: int = 1024
     default_num_inference_steps: int = 50
+    min_num_inference_steps: int = 1
     frame_multiple: int = 1
     default_num_frames: int = 1
     default_fps: int = 16

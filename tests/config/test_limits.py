@@ -123,3 +123,11 @@ def test_a_timeout_is_checked_against_the_operators() -> None:
     check_timeout(60, LIMITS)
     with pytest.raises(TriptychError, match="timeout must be at most 60 seconds, got 61"):
         check_timeout(61, LIMITS)
+
+
+def test_a_model_that_needs_two_steps_is_not_asked_for_one() -> None:
+    info = ModelInfo(pipeline="P", kind="image", parameters=("num_inference_steps",), min_num_inference_steps=2)
+    assert build({"num_inference_steps": 2}, info=info).params.num_inference_steps == 2
+    error = refusal({"num_inference_steps": 1}, info=info)
+    assert (error.status, error.param) == (400, "num_inference_steps")
+    assert error.message == "num_inference_steps must be at least 2 with this model, got 1"

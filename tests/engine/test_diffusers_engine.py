@@ -19,12 +19,14 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import diffusers
     import torch
+    from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 
     from tiny.engine_run import EngineRun, decoded
+    from triptych.engine import failures
 
 from triptych.errors import ErrorCode
 from triptych.media.codecs import CODECS, Codec
-from triptych.messages import Abort, Aborted, Failure, Lora, Output, OutputSpec, Preview, Progress, Update
+from triptych.messages import Abort, Aborted, Address, Failure, Lora, Output, OutputSpec, Preview, Progress, Update
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -137,8 +139,9 @@ def test_what_the_pipeline_does_not_take_is_refused(
     assert (end.code, end.param) == (code, param)
 
 
-def test_as_many_layers_are_skipped_as_the_text_encoders_can_spare(engine_run: RunOf) -> None:
-    run = engine_run("sdxl")
+@pytest.mark.parametrize("name", ["sdxl", "sd3"])
+def test_as_many_layers_are_skipped_as_the_text_encoders_can_spare(name: str, engine_run: RunOf) -> None:
+    run = engine_run(name)
     made = run.bytes_of(*(run.unit(skip, extra_args={"clip_skip": skip}) for skip in (0, 1, 2)))
     assert len(set(made)) == 3
     for skip in (-1, 3):
@@ -261,6 +264,31 @@ def test_seeds_over_the_whole_range_give_different_pictures(sd15: EngineRun) -> 
     assert len(set(made)) == 3
 
 
+def with_scheduler(model: Path, folder: Path, name: str) -> Path:
+    """A copy of the model with another scheduler."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())
+    getattr(diffusers, name).from_config(config).save_pretrained(folder / "scheduler")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", name]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_more_steps_than_the_scheduler_can_make_are_an_invalid_value(tiny_pipelines: Path, tmp_path: Path) -> None:
+    run = EngineRun(with_scheduler(tiny_pipelines / "sd15", tmp_path / "sd15", "LCMScheduler"))
+    end = failure_of(run, num_inference_steps=60)
+    assert (end.code, end.param) == (ErrorCode.INVALID_VALUE, "num_inference_steps")
+    assert "is smaller than `num_inference_steps`: 60" in end.message
+
+
+def test_what_the_pipeline_says_of_an_input_picture_names_it() -> None:
+    with pytest.raises(ValueError, match="at least 64px") as caught:
+        Flux2ImageProcessor.check_image_input(Image.new("RGB", (32, 32)))
+    failure = failures.failure_of(caught.value, Address("request", 0, 0, 0), None)
+    assert (failure.code, failure.param) == (ErrorCode.INVALID_VALUE, "image")
+
+
 @pytest.mark.parametrize(
     "scheduler",
     [
@@ -274,14 +302,7 @@ def test_seeds_over_the_whole_range_give_different_pictures(sd15: EngineRun) -> 
 def test_steps_are_those_of_the_request_whatever_the_scheduler(
     scheduler: str, tiny_pipelines: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "sdxl"
-    shutil.copytree(tiny_pipelines / "sdxl", folder)
-    pipe = diffusers.DiffusionPipeline.from_pretrained(folder)
-    getattr(diffusers, scheduler).from_config(pipe.scheduler.config).save_pretrained(folder / "scheduler")
-    index = json.loads((folder / "model_index.json").read_text())
-    index["scheduler"] = ["diffusers", scheduler]
-    (folder / "model_index.json").write_text(json.dumps(index))
-    run = EngineRun(folder)
+    run = EngineRun(with_scheduler(tiny_pipelines / "sdxl", tmp_path / "sdxl", scheduler))
     unit = run.unit(num_inference_steps=5, previews=2)
     run.bytes_of(unit)
     assert [message.step for message in run.messages if isinstance(message, Preview)] == [2, 3]

@@ -112,6 +112,8 @@ def test_model_info_names_the_defaults_of_the_family(name: str, engine_run: RunO
     assert {"prompt", "seed", "width", "height", "negative_prompt", "num_inference_steps"} <= set(info.parameters)
     assert ("true_cfg_scale" in info.parameters) == (name in ("qwen", "flux"))
     assert info.sizes == (((64, 64),) if name == "shapes" else ())
+    # One divides by the steps less one, the other takes a step's second result; both only when there is one step.
+    assert info.min_num_inference_steps == (2 if name in ("qwen", "pixart") else 1)
     forbidden = {"generator", "output_type", "return_dict", "num_images_per_prompt", "num_videos_per_prompt", "latents"}
     assert not forbidden & set(info.extra_parameters)
 

@@ -53,8 +53,10 @@ def check_sides(sides: Sequence[int], output_format: str, *, param: str) -> None
         raise invalid(param, f"must be at most {largest} pixels a side for {output_format}, got {shown(side)}")
 
 
-def check_steps(steps: int, limits: Limits) -> None:
-    """Denoising steps. Raises `TriptychError`."""
+def check_steps(steps: int, limits: Limits, *, fewest: int = 1) -> None:
+    """Denoising steps, also against the `fewest` that the model can do with. Raises `TriptychError`."""
+    if steps < fewest:
+        raise invalid("num_inference_steps", f"must be at least {fewest} with this model, got {steps}")
     if steps > limits.max_num_inference_steps:
         raise invalid("num_inference_steps", f"must be at most {limits.max_num_inference_steps}, got {shown(steps)}")
 

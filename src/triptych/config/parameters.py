@@ -379,7 +379,7 @@ def _resolve_steps(steps: int | None, info: ModelInfo, limits: Limits) -> int | 
     if "num_inference_steps" not in info.parameters:
         return None
     steps = steps or info.default_num_inference_steps
-    check_steps(steps, limits)
+    check_steps(steps, limits, fewest=info.min_num_inference_steps)
     return steps
 
 

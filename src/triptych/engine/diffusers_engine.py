@@ -169,7 +169,7 @@ class DiffusersEngine:
             self._leader.spread(denoisers(self._pipe), lora=lambda: self._loras.active)
         self._hub.attach(self._pipe)
         self._hub.before_group = self._loras.activate
-        measured = warm_up(
+        info = warm_up(
             self._hub,
             functools.partial(self._view, self._modes.loaded),
             self._modes,
@@ -179,7 +179,7 @@ class DiffusersEngine:
         # What a unit that was stopped half-way has left would be taken for the next one's.
         self._cleans_up = args.cache is not None or (args.offload is not None and args.offload.name == "model")
         self._loading = False
-        return msgspec.structs.replace(self._modes.info, loras=self._loras.names, warm_up=measured)
+        return msgspec.structs.replace(info, loras=self._loras.names)
 
     def _view(self, mode: Mode, on_step: OnStep) -> Any:
         view = mode.views.view(on_step)

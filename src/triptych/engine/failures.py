@@ -18,6 +18,8 @@ __all__ = ["failure_of", "is_out_of_memory", "one_line"]
 _log = logging.getLogger(__name__)
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
+# Functions of diffusers that raise a ValueError over what was asked for; of timesteps that is their number only.
+_CHECKS = ("check_", "set_timesteps", "retrieve_timesteps")
 
 
 def failure_of(error: Exception, address: Address, pipe: Any) -> Failure:
@@ -26,8 +28,8 @@ def failure_of(error: Exception, address: Address, pipe: Any) -> Failure:
         return Failure(address, error.code, error.message, error.param)
     if is_out_of_memory(error):
         return Failure(address, ErrorCode.OUT_OF_MEMORY, f"the device has too little free memory: {one_line(error)}")
-    if isinstance(error, ValueError) and _checked_input(error, pipe):
-        return Failure(address, ErrorCode.INVALID_VALUE, str(error), _field_named(str(error)))
+    if isinstance(error, ValueError) and (check := _check(error, pipe)) is not None:
+        return Failure(address, ErrorCode.INVALID_VALUE, str(error), _field_checked(check, str(error)))
     _log.error("unit %s/%d failed", address.request_id, address.unit, exc_info=error)
     return Failure(address, ErrorCode.ENGINE_ERROR, f"{type(pipe).__name__} failed: {one_line(error)}")
 
@@ -44,12 +46,18 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
 
 
-def _checked_input(error: ValueError, pipe: Any) -> bool:
-    """Whether the pipeline's own checks raised it: they stand in `check_inputs` or directly in its call."""
+def _check(error: ValueError, pipe: Any) -> str | None:
+    """Name of the function that raised it, if it checks what was asked for: as such, or the pipeline's call itself."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_code.co_name == "check_inputs" or frame.f_code is inspect.unwrap(type(pipe).__call__).__code__
+    name = frame.f_code.co_name
+    checks = name.startswith(_CHECKS) or frame.f_code is inspect.unwrap(type(pipe).__call__).__code__
+    return name if checks else None
 
 
-def _field_named(message: str) -> str | None:
+def _field_checked(check: str, message: str) -> str | None:
+    if "timesteps" in check:
+        return "num_inference_steps"
+    if "image" in check:
+        return "image"
     words = re.findall(r"[a-z_0-9]+", message.lower())
     return next((word for word in words if word in SamplingParams.__struct_fields__), None)

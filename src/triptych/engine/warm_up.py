@@ -1,15 +1,18 @@
 """First pictures before a replica is ready: weights are read, kernels chosen, shapes compiled, faults found.
 
 Two steps of a small picture, then of each shape that `engine_args.warmup` names; with several slots two at once, so
-that merged forwards are made and checked.
+that merged forwards are made and checked. At last a small picture in one step, which not every pipeline can draw.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from triptych.config.switches import warm_up_shapes
 from triptych.engine.base import EngineStartError
@@ -18,10 +21,14 @@ from triptych.engine.hub import Hub, Task
 from triptych.engine.pipeline_interface import PipelineInterface
 from triptych.engine.pipeline_modes import PipelineModes
 from triptych.engine.pipeline_view import OnStep
+from triptych.engine.pixels import to_pixels
 from triptych.engine.warm_up_clock import WarmUpClock
+from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Address, Generate, ModelInfo, ReplicaSpec, SamplingParams, WarmUp
 
 __all__ = ["warm_up"]
+
+_log = logging.getLogger(__name__)
 
 _SIDE = 128
 _STEPS = 2
@@ -37,10 +44,10 @@ def warm_up(
     *,
     wanted: bool | tuple[str, ...],
     spec: ReplicaSpec,
-) -> WarmUp | None:
-    """Run what `engine_args.warmup` says; the times of the last shape, or None. Raises `EngineStartError`.
+) -> ModelInfo:
+    """Run what `engine_args.warmup` says; returns what `modes` tell, with all that was found out.
 
-    `view` makes views of the loaded pipeline, whose forwards go through `hub`.
+    Raises `EngineStartError`. `view` makes views of the loaded pipeline, whose forwards go through `hub`.
     """
     info, measured = modes.info, None
     shapes = warm_up_shapes(wanted)
@@ -49,10 +56,44 @@ def warm_up(
     for shape in shapes:
         _check(shape, info)
     if wanted is False or modes.takes_pictures_itself:
-        return None  # it would take a picture, and every such pipeline wants another kind
+        return info  # it would take a picture, and every such pipeline wants another kind
     for shape in (_small(info), *shapes):
         measured = _draw(hub, view, modes.loaded.interface, shape, spec)
-    return measured
+    return _with_fewest_steps(msgspec.structs.replace(info, warm_up=measured), hub, view, modes.loaded.interface)
+
+
+def _with_fewest_steps(
+    info: ModelInfo, hub: Hub, view: Callable[[OnStep], Any], interface: PipelineInterface
+) -> ModelInfo:
+    """Some pipelines divide by the number of steps less one, or end in another error: these need two."""
+    if "num_inference_steps" not in info.parameters:
+        return info
+    unit = _unit(_PROMPTS[0], _small(info), info, steps=1)
+    task = Task(functools.partial(view(lambda step: None), **interface.arguments(unit, ())))
+    _drive(hub, [task])
+    if (error := task.error or _not_finite(task.result)) is None:
+        return info
+    _log.info("%s needs two steps: %s", info.pipeline, one_line(error))
+    calls = {
+        name: call and msgspec.structs.replace(call, min_num_inference_steps=2)
+        for name, call in (("image", info.image), ("mask", info.mask))
+    }
+    return msgspec.structs.replace(info, min_num_inference_steps=2, **calls)
+
+
+def _not_finite(result: Any) -> TriptychError | None:
+    try:
+        to_pixels(result)
+    except TriptychError as error:
+        return error if error.code is ErrorCode.ENGINE_ERROR else None  # not what a safety checker says
+    return None
+
+
+def _drive(hub: Hub, tasks: list[Task]) -> None:
+    for task in tasks:
+        hub.start(task)
+    while len(hub):
+        hub.step()
 
 
 def _draw(
@@ -61,13 +102,10 @@ def _draw(
     clock = WarmUpClock(device_kind=spec.device_kind)
     tasks: list[Task] = []
     for prompt in _PROMPTS[: spec.max_num_seqs]:
-        unit = _unit(prompt, shape, interface.info)
+        unit = _unit(prompt, shape, interface.info, steps=_STEPS)
         watched = view((lambda step: None) if tasks else clock.on_step)
         tasks.append(Task(functools.partial(watched, **interface.arguments(unit, ()))))
-    for task in tasks:
-        hub.start(task)
-    while len(hub):
-        hub.step()
+    _drive(hub, tasks)
     width, height, frames = shape
     for error in (task.error for task in tasks if task.error is not None):
         raise EngineStartError(
@@ -103,7 +141,7 @@ def _check(shape: _Shape, info: ModelInfo) -> None:
         raise EngineStartError(f"{said}: {info.pipeline} takes no size")
 
 
-def _unit(prompt: str, shape: _Shape, info: ModelInfo) -> Generate:
+def _unit(prompt: str, shape: _Shape, info: ModelInfo, *, steps: int) -> Generate:
     width, height, frames = shape
     sized = {"width", "height"}.issubset(info.parameters)
     params = SamplingParams(
@@ -111,7 +149,7 @@ def _unit(prompt: str, shape: _Shape, info: ModelInfo) -> Generate:
         seed=0,
         width=width if sized else None,
         height=height if sized else None,
-        num_inference_steps=_STEPS if "num_inference_steps" in info.parameters else None,
+        num_inference_steps=steps if "num_inference_steps" in info.parameters else None,
         num_frames=(frames or info.default_num_frames) if info.kind == "video" else None,
     )
     return Generate(Address("warm-up", 0, 0, 0), params)
