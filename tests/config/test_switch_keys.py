@@ -81,7 +81,7 @@ WRONG: list[tuple[str, Any, str]] = [
         "cache: options.threshold: out of range",
     ),
     ("cache", "mag_cache", "cache: options.mag_ratios: required key is missing"),
-    ("offload", "disk", "offload: unknown name 'disk'; .*wanted one of model, group"),
+    ("offload", "disk", "offload: unknown name 'disk'; .*wanted one of model, group, sequential"),
     ("warmup", ["512"], "warmup: not a shape: '512'; .*wanted true, false, or a list of \"WIDTHxHEIGHT\""),
     ("warmup", "yes", "warmup: wrong type; found 'yes'"),
     ("warmup", [], "warmup: wrong type"),
@@ -102,6 +102,7 @@ CLASHES: list[tuple[dict[str, Any], str, str]] = [
     ({"offload": "model", "max_num_seqs": 2}, "cuda", "offload: requests that take turns need all models at once"),
     ({"quantization": "bitsandbytes_4bit"}, "cpu", "quantization: needs accelerators, and replicas run on CPUs here"),
     ({"offload": "group"}, "cpu", "offload: replicas run on CPUs here"),
+    ({"offload": "sequential"}, "cpu", "offload: replicas run on CPUs here"),
     ({"compile": True, "lora_modules": {"a": "a"}}, "cuda", "compile: the model would be compiled anew"),
     (
         {"compile": {"mode": "max-autotune"}, "deterministic": True},
@@ -141,6 +142,7 @@ def test_switches_that_exclude_each_other_are_told_before_anything_loads(
     [
         {"cache": "first_block_cache"},
         {"offload": "group", "max_num_seqs": 2},
+        {"offload": "sequential", "max_num_seqs": 2},
         {"compile": {"mode": "max-autotune"}},
         {"compile": True, "deterministic": True},
         {"parallel_config": {"world_size": 2}, "max_num_seqs": 4},

@@ -57,7 +57,7 @@ def _check_slots(args: EngineArgs, *, origin: Origin) -> None:
             f"requests that take turns need all models at once, and max_num_seqs is {args.max_num_seqs}",
             where=origin("engine_args.offload"),
             found="model",
-            wanted="max_num_seqs: 1, or offload: group",
+            wanted="max_num_seqs: 1, or offload: group or sequential",
         )
 
 

@@ -189,7 +189,7 @@ class _GroupOffload(Section):
 class OffloadConfig(NamedSwitch):
     """Weights that wait in host memory until they are used."""
 
-    kinds: ClassVar = {"model": _NoOptions, "group": _GroupOffload}
+    kinds: ClassVar = {"model": _NoOptions, "group": _GroupOffload, "sequential": _NoOptions}
 
 
 def _by_name(value: object) -> object:

@@ -177,6 +177,8 @@ def offload(pipe: Any, config: OffloadConfig, *, device: torch.device) -> None:
         if config.name == "model":
             pipe.enable_model_cpu_offload(device=device)
             _keep_model_hooks(pipe)
+        elif config.name == "sequential":
+            pipe.enable_sequential_cpu_offload(device=device)
         else:
             options = {"num_blocks_per_group": 1} | config.options
             pipe.enable_group_offload(onload_device=device, offload_device=torch.device("cpu"), **options)
