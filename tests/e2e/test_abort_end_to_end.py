@@ -94,3 +94,15 @@ def test_patch_shortens_the_timeout_of_a_running_request(simulated_server: Calla
     assert b" 504 " in connection.recv(65536).split(b"\r\n")[0]
     connection.close()
     wait_until(lambda: in_flight(server) == [0], 5, "the work has stopped")
+
+
+def test_the_time_limit_of_the_server_ends_what_runs_and_what_waits(simulated_server: Callable[..., Any]) -> None:
+    server = simulated_server("--request-timeout", "1", replicas=1)
+    connections = [open_request(server.port, f"[[slow:{BUSY_S}]]") for _ in range(2)]
+    for connection in connections:
+        connection.settimeout(10)
+        status, _, headers = connection.recv(65536).lower().partition(b"\r\n")
+        assert b" 504 " in status
+        assert b"x-should-retry: false" in headers
+        connection.close()
+    wait_until(lambda: in_flight(server) == [0], 5, "the work has stopped")

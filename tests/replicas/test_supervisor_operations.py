@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -50,6 +51,24 @@ async def test_a_restart_is_a_drain_and_another_process(start_fleet: StartFleet)
     assert isinstance(fleet.ends()[0][1], Output)
     assert fleet.pid(0) != before
     assert [status.restarts for status in fleet.supervisor.statuses()] == [1, 0]
+
+
+async def test_every_change_of_state_is_logged_with_its_trigger(
+    start_fleet: StartFleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "triptych.replicas.supervisor"):
+        fleet = await start_fleet(replica_spec(), ready=1)
+        fleet.supervisor.restart(0)
+        await fleet.until(lambda: len(fleet.ready_log) == 2)
+    changes = [record for record in caplog.records if record.message == "replica state changed"]
+    assert [(change.before, change.trigger, change.after) for change in changes] == [
+        ("starting", "process_started", "warming"),
+        ("warming", "became_ready", "ready"),
+        ("ready", "drain_asked", "draining"),
+        ("draining", "restart_asked", "starting"),
+        ("starting", "process_started", "warming"),
+        ("warming", "became_ready", "ready"),
+    ]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
