@@ -20,6 +20,7 @@ from triptych.errors import ConfigError
 from triptych.orchestrator.routing import POLICIES
 
 CPU = Machine(accelerators=(), cores=(0, 1, 2, 3))
+H200S = Machine(accelerators=tuple(Accelerator(number, "H200") for number in "0123"), cores=(0, 1))
 
 
 def plan(settings: ServeSettings, *, machine: Machine = CPU, refuse_unavailable: bool = True) -> ServePlan:
@@ -146,7 +147,7 @@ def test_a_directory_without_model_index_and_a_file_are_told(tmp_path: Path) -> 
 
 UNAVAILABLE_IN_FILE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"num_replicas": 1, "executor": "ray"}, {}, "runtime.executor"),
-    ({}, {"parallel_config": {"ulysses_degree": 2, "cfg_parallel_size": 2}}, "engine_args.parallel_config"),
+    ({}, {"parallel_config": {"ulysses_degree": 2, "tensor_parallel_size": 2}}, "engine_args.parallel_config"),
 ]
 
 
@@ -156,8 +157,8 @@ def test_what_later_versions_build_is_refused_by_serve_and_a_warning_in_check(
 ) -> None:
     settings = ServeSettings(stage_configs_path=write(tmp_path, runtime=runtime, model=str(pipeline), **engine_args))
     with pytest.raises(ConfigError, match=rf"stage.yaml: stages\[0\].{key}: not available in this version"):
-        plan(settings)
-    (warning,) = plan(settings, refuse_unavailable=False).warnings
+        plan(settings, machine=H200S)
+    (warning,) = plan(settings, machine=H200S, refuse_unavailable=False).warnings
     assert f"stages[0].{key}: not available in this version" in warning
     assert warning.endswith("; `serve` refuses this")
 

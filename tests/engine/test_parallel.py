@@ -91,6 +91,7 @@ def test_parts_of_a_forward_make_up_the_whole() -> None:
 
 SPLIT2, SPLIT4 = {"world_size": 2}, {"cfg_parallel_size": 4}
 ULYSSES2, ULYSSES4 = {"ulysses_degree": 2}, {"world_size": 4, "ulysses_degree": 4}
+TEAMS = {"world_size": 4, "cfg_parallel_size": 2, "ulysses_degree": 2}
 # As many steps each, so that they end in the order in which they began, side by side as well.
 UNITS: list[dict[str, Any]] = [
     {"num_inference_steps": 3},
@@ -102,6 +103,7 @@ RUNS: list[tuple[str, dict[str, Any], list[dict[str, Any]], int]] = [
     ("qwen", SPLIT4, GUIDED, 2),
     ("qwen", ULYSSES2, UNITS, 2),
     ("qwen", ULYSSES4, UNITS, 1),
+    ("qwen", TEAMS, GUIDED, 1),
     ("zimage", SPLIT2, UNITS, 2),  # lists of samples, in and out
 ]
 

@@ -20,7 +20,7 @@ _OFF: tuple[Any, ...] = (None, False, (), {}, [], "", "none", "off")
 # Key of the stage, and what it says there; anything but _OFF is refused.
 _STAGE_KEYS: tuple[tuple[str, Callable[[StageConfig], Any]], ...] = (
     ("runtime.executor", lambda stage: stage.runtime.executor if stage.runtime.executor != "process" else None),
-    ("engine_args.parallel_config", lambda stage: _several_modes(stage)),
+    ("engine_args.parallel_config", lambda stage: _several_plans(stage)),
 )
 
 # Settings that are not a key of the stage as well.
@@ -29,9 +29,11 @@ _SETTINGS: tuple[tuple[str, Callable[[ServeSettings], Any]], ...] = (
 )
 
 
-def _several_modes(stage: StageConfig) -> dict[str, int] | None:
+def _several_plans(stage: StageConfig) -> dict[str, int] | None:
+    """diffusers combines no two of its plans for text of any length; parts of the batch go with each of them."""
     parallel = stage.engine_args.parallel_config
-    degrees = {name: value for name, value in parallel if name != "world_size" and value > 1}
+    plans = ("ulysses_degree", "ring_degree", "tensor_parallel_size")
+    degrees = {name: value for name, value in parallel if name in plans and value > 1}
     return degrees if len(degrees) > 1 else None
 
 

@@ -2,8 +2,8 @@
 
 By batch, which needs nothing from the model: the samples of a forward (guidance branches, and requests that share it)
 are spread over the ranks, each runs its part, the leader joins the outputs. By sequence or by weight, through plans of
-diffusers: every rank gets all arguments and runs the same forward. Small messages go over a channel per follower,
-tensors over `torch.distributed`, as bytes.
+diffusers: every rank gets all arguments and runs the same forward. Both: teams of ranks get parts, and each team runs
+its own by the plan. Small messages go over a channel per follower, tensors over `torch.distributed`, as bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import diffusers
 import msgspec
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 
 from triptych.config.tree import EngineArgs, ParallelConfig
 from triptych.engine.base import EngineStartError
@@ -72,9 +73,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Join | _Loaded | _Forward | _Done).decode
 
 
-def _by_batch(parallel: ParallelConfig) -> bool:
-    """Whether ranks share a forward by its samples; else by a plan of the model."""
-    return parallel.ulysses_degree == parallel.ring_degree == parallel.tensor_parallel_size == 1
+def _team_size(parallel: ParallelConfig) -> int:
+    """Ranks that run the same samples by a plan of the model; 1: there is no plan, only parts."""
+    return parallel.ulysses_degree * parallel.ring_degree * parallel.tensor_parallel_size
 
 
 def fork_followers(spec: ReplicaSpec, args: EngineArgs) -> Followers:
@@ -90,6 +91,8 @@ class Leader:
     def __init__(self, followers: Sequence[Follower], parallel: ParallelConfig, device: torch.device) -> None:
         self._followers = followers
         self._parallel = parallel
+        self._team_size = _team_size(parallel)
+        self._teams = (len(followers) + 1) // self._team_size
         self._device = device
         self._store: Any = None
         self._group: _Group
@@ -133,7 +136,7 @@ class Leader:
 
     def _replace(self, name: str, model: Any, state: Callable[[], Hashable]) -> None:
         forward = model.forward
-        run = self._split if _by_batch(self._parallel) else self._share
+        run = self._share if self._teams == 1 else self._split
         in_lists = bool(override_of(type(model)).samples)
         gathered = functools.partial(
             gather, inspect.signature(forward), override=override_of(type(model)), digest=lambda tensor: None
@@ -144,7 +147,7 @@ class Leader:
             try:
                 samples = gathered(args, kwargs)
             except (Unmergeable, TypeError):
-                if _by_batch(self._parallel):
+                if self._team_size == 1:
                     return forward(*args, **kwargs)
                 raise
             return run(name, forward, samples, state(), in_lists)
@@ -152,10 +155,15 @@ class Leader:
         model.forward = shared
 
     def _split(self, name: str, forward: Callable[..., Any], samples: Samples, state: Hashable, in_lists: bool) -> Any:
-        parts = _parts(samples.size, len(self._followers) + 1)
-        busy = self._followers[: len(parts) - 1]
-        packed = [pack(rows(samples, start, stop), self._device) for start, stop in parts[1:]]
-        for follower, (arguments, values) in zip(busy, packed, strict=True):
+        parts = _parts(samples.size, self._teams)
+        busy = self._followers[: len(parts) * self._team_size - 1]
+        packed = {
+            team: pack(rows(samples, *part), self._device)
+            for team, part in enumerate(parts)
+            if team or self._team_size > 1
+        }
+        for follower in busy:
+            arguments, values = packed[follower.rank // self._team_size]
             with _end_without(follower):
                 follower.channel.send_bytes(_encode(_Forward(name, arguments, _state(state))))
                 self._group.send(values, follower.rank)
@@ -164,12 +172,14 @@ class Leader:
             first = forward(**rows(samples, *parts[0]))
         except Exception as failure:  # noqa: BLE001 - raised below, after the followers' answers are read
             error = failure
-        others = [self._answer(follower) for follower in busy]
+            self._require_answers(busy[: self._team_size - 1], error)
+        answers = [self._answer(follower) for follower in busy]
         if error is not None:
             raise error
-        for other in others:
-            if isinstance(other, Exception):
-                raise other
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        others = [answer for answer in answers if answer is not None]
         return join(first, others, samples_in_lists=in_lists) if others else first
 
     def _share(self, name: str, forward: Callable[..., Any], samples: Samples, state: Hashable, in_lists: bool) -> Any:
@@ -183,10 +193,7 @@ class Leader:
         try:
             output = forward(**samples.arguments)
         except Exception as error:
-            # What stops every rank alike leaves them together; what stopped this one alone leaves the others waiting.
-            if not all(follower.channel.poll(_REPORT_S) for follower in self._followers):
-                _log.critical("rank 0 failed in a shared forward, and the replica ends with it", exc_info=error)
-                os._exit(1)
+            self._require_answers(self._followers, error)
             for follower in self._followers:
                 self._answer(follower)
             raise
@@ -194,6 +201,12 @@ class Leader:
             if isinstance(answer := self._answer(follower), Exception):
                 raise answer
         return output
+
+    def _require_answers(self, team: Sequence[Follower], error: Exception) -> None:
+        """What stops every rank alike leaves them together; what stopped this one alone leaves the others waiting."""
+        if not all(follower.channel.poll(_REPORT_S) for follower in team):
+            _log.critical("rank 0 failed in a shared forward, and the replica ends with it", exc_info=error)
+            os._exit(1)
 
     def _answer(self, follower: Follower) -> Any:
         """Output of a follower, or the exception that it met."""
@@ -242,7 +255,7 @@ def _follow(rank: int, channel: Connection, *, spec: ReplicaSpec, args: EngineAr
         channel.recv_bytes()  # the leader tells the server, and ends this process with its own
         return
     models, device = denoisers(pipe), device_of(spec, rank)
-    world, by_batch = args.parallel_config.devices_per_replica, _by_batch(args.parallel_config)
+    world, team_size = args.parallel_config.devices_per_replica, _team_size(args.parallel_config)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
         _HOST, message.port, world, is_master=False
     )
@@ -252,13 +265,14 @@ def _follow(rank: int, channel: Connection, *, spec: ReplicaSpec, args: EngineAr
     while True:
         asked = _decode(channel.recv_bytes())
         assert isinstance(asked, _Forward)
-        values = group.receive(asked.arguments.size, 0) if by_batch else group.broadcast_in(asked.arguments.size)
+        size = asked.arguments.size
+        values = group.broadcast_in(size) if team_size == world else group.receive(size, 0)
         if asked.state != loras.active:
             loras.activate(asked.state)
         output, failure = _outcome(models[asked.model], unpack(asked.arguments, values))
         if failure is not None:
             channel.send_bytes(_encode(_Done(error=one_line(failure), out_of_memory=is_out_of_memory(failure))))
-        elif by_batch:
+        elif rank % team_size == 0:
             packed, values = pack(output, device)
             channel.send_bytes(_encode(_Done(packed)))
             group.send(values, 0)
@@ -306,25 +320,40 @@ class _Group:
 
     def apply_plans(self, models: dict[str, Any], parallel: ParallelConfig) -> None:
         """Let diffusers share the forwards of `models` by its plans, if that is what `parallel` says."""
-        if _by_batch(parallel):
+        if _team_size(parallel) == 1:
             return
+        mesh = _mesh(parallel, self._device)
         for name, model in models.items():
             with _device_count():
                 try:
-                    model.enable_parallelism(config=_plan(parallel))
+                    model.enable_parallelism(config=_plan(parallel, mesh))
                 except Exception as error:
                     raise EngineStartError(f"engine_args.parallel_config: {name}: {one_line(error)}") from error
 
 
-def _plan(parallel: ParallelConfig) -> Any:
+def _mesh(parallel: ParallelConfig, device: torch.device) -> Any:
+    """The ranks of each team, by the names of diffusers' plans; None for one team: diffusers takes all ranks."""
+    teams = parallel.cfg_parallel_size
+    if teams == 1:
+        return None
     if parallel.tensor_parallel_size > 1:
-        return diffusers.TensorParallelConfig(tp_degree=parallel.tensor_parallel_size)
+        return init_device_mesh(device.type, (teams, parallel.tensor_parallel_size), mesh_dim_names=("batch", "tp"))[
+            "tp"
+        ]
+    shape = (teams, parallel.ring_degree, parallel.ulysses_degree)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("batch", "ring", "ulysses"))["ring", "ulysses"]
+
+
+def _plan(parallel: ParallelConfig, mesh: Any) -> Any:
+    if parallel.tensor_parallel_size > 1:
+        return diffusers.TensorParallelConfig(tp_degree=parallel.tensor_parallel_size, mesh=mesh)
     # Text of any length: without "anything" it would have to be a multiple of the degree.
     return diffusers.ContextParallelConfig(
         ulysses_degree=parallel.ulysses_degree,
         ring_degree=parallel.ring_degree,
         ulysses_anything=parallel.ulysses_degree > 1,
         ring_anything=parallel.ring_degree > 1,
+        mesh=mesh,
     )
 
 
@@ -344,7 +373,7 @@ def _device_count() -> Iterator[None]:
 
 def _check_plans(models: dict[str, Any], parallel: ParallelConfig) -> None:
     """Raises `EngineStartError` if a model cannot be shared as `parallel` says, naming what can be done."""
-    if _by_batch(parallel):
+    if _team_size(parallel) == 1:
         return
     key, plan = ("tensor_parallel_size", "_tp_plan") if parallel.tensor_parallel_size > 1 else ("", "_cp_plan")
     key = key or ("ulysses_degree" if parallel.ulysses_degree > 1 else "ring_degree")
