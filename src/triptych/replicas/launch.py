@@ -91,16 +91,16 @@ class ForkServer:
 
     async def fork(self, connection: socket.socket, stderr_fd: int) -> Child:
         """Fork a replica that owns copies of `connection` and, as its stderr, of `stderr_fd`. Raises OSError."""
-        status_fd = await _in_thread(self._request, (connection.fileno(), stderr_fd), undo=os.close)
+        fds = (connection.fileno(), stderr_fd)
+        status_fd, server_pid = await _in_thread(self._request, fds, undo=lambda sent: os.close(sent[0]))
         try:
-            pid = await self._forked_pid(status_fd)
+            pid = await self._forked_pid(status_fd, server_pid)
             return Child(pid=pid, pidfd=os.pidfd_open(pid), status_fd=status_fd)
         except BaseException:
             os.close(status_fd)
             raise
 
-    async def _forked_pid(self, status_fd: int) -> int:
-        server_pid = self.pid
+    async def _forked_pid(self, status_fd: int, server_pid: int | None) -> int:
         limit_s = _FIRST_FORK_S if server_pid != self._proven_pid else _FORK_S
         try:
             async with asyncio.timeout(limit_s):
@@ -111,7 +111,8 @@ class ForkServer:
         self._proven_pid = server_pid
         return pid
 
-    def _request(self, fds: Sequence[int]) -> int:
+    def _request(self, fds: Sequence[int]) -> tuple[int, int | None]:
+        """Where the child's pid and exit code will be read, and the forkserver that was asked."""
         # Blocked signals are inherited: the forkserver cannot be killed by one before its preload ignores them.
         # The resource tracker unblocks them in the thread that starts it, so it goes first.
         with self._starting:
@@ -125,6 +126,7 @@ class ForkServer:
                     # It is dying, yet not so dead that a new one would be started; or its socket was removed.
                     self._end()
                     status_fd, data_fd = self._server.connect_to_new_process(list(fds))
+            server_pid = self.pid
         # First what `multiprocessing.spawn.prepare` should set up in the child (nothing), then what the child runs.
         try:
             with open(data_fd, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
@@ -132,7 +134,7 @@ class ForkServer:
         except OSError:
             os.close(status_fd)
             raise
-        return status_fd
+        return status_fd, server_pid
 
     async def close(self) -> None:
         """End the forkserver; replicas that still run are not touched."""
