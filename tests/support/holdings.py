@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from support.server_process import ServerProcess, wait_until
 
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
-    """Counts of one idle server, its replicas included in `processes`; memory in bytes."""
+    """Counts of one idle server, its replicas included in `processes`; `tasks` by what they run, memory in bytes."""
 
-    tasks: int
+    tasks: Counter[str]
     descriptors: int
     connections: int
     threads: int
@@ -29,9 +30,10 @@ class Holdings:
         """What has grown, one line each; memory may by `growth_bytes`, threads of pools are bounded elsewhere."""
         grown = [
             f"{name}: {before} before, {after} after"
-            for name in ("tasks", "descriptors", "connections", "processes", "shared_memory")
+            for name in ("descriptors", "connections", "processes", "shared_memory")
             if (after := getattr(self, name)) > (before := getattr(baseline, name))
         ]
+        grown += [f"task {name}: {count} more" for name, count in (self.tasks - baseline.tasks).items()]
         growth = self.resident_bytes - baseline.resident_bytes
         if growth > growth_bytes:
             grown.append(f"memory: {growth / 2**20:.1f} MiB more, allowed {growth_bytes / 2**20:.1f}")
@@ -46,7 +48,7 @@ def holdings(server: ServerProcess, observed: Path) -> Holdings:
     process = psutil.Process(server.process.pid)
     with process.oneshot():
         return Holdings(
-            tasks=json.loads(observed.read_text())["tasks"],
+            tasks=Counter(json.loads(observed.read_text())["tasks"]),
             descriptors=process.num_fds(),
             connections=sum(c.status == psutil.CONN_ESTABLISHED for c in process.net_connections("tcp")),
             threads=process.num_threads(),

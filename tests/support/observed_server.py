@@ -46,7 +46,9 @@ registry._BUILT_IN["simulated"] = dataclasses.replace(
 
 def write_observation(*_: object) -> None:
     gc.collect()
-    tasks = sum(isinstance(thing, asyncio.Task) and not thing.done() for thing in gc.get_objects())
+    running = asyncio.current_task()  # the signal came in the middle of it; who is left behind waits for something
+    pending = [thing for thing in gc.get_objects() if isinstance(thing, asyncio.Task) and not thing.done()]
+    tasks = [str(getattr(task.get_coro(), "__qualname__", task)) for task in pending if task is not running]
     path = Path(os.environ["OBSERVED"])
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"tasks": tasks, "objects": len(gc.get_objects())}))
