@@ -84,8 +84,8 @@ class Storm:
 
     def _hit(self, blow: Blow, replica_id: int, pid: int) -> bool:
         if blow is Blow.FORKSERVER:
-            titled = (p.pid for p in self.server.descendants() if "triptych: forkserver" in " ".join(p.cmdline()))
-            pid = next(titled, 0)
+            forkserver = self.server.forkserver()
+            pid = 0 if forkserver is None else forkserver.pid
         if pid <= 0:  # a replica or the forkserver is not there; such a number would mean a whole group
             return False
         if blow in (Blow.REFUSE, Blow.DIE):

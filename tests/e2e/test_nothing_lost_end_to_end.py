@@ -85,7 +85,8 @@ def test_when_the_only_replica_is_killed_its_clients_wait_and_succeed(simulated_
 
 def test_without_the_forkserver_a_killed_replica_comes_back(simulated_server: Simulated) -> None:
     server = simulated_server(replicas=2, seconds=0.1)
-    forkserver = next(p for p in server.descendants() if "triptych: forkserver" in " ".join(p.cmdline()))
+    forkserver = server.forkserver()
+    assert forkserver is not None
     with ClientLoad(server, clients=4) as load:
         forkserver.kill()
         for replica_id in (0, 1):

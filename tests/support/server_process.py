@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,14 @@ class ServerProcess:
     def descendants(self) -> list[psutil.Process]:
         """The server's processes but itself: forkserver, resource tracker and replicas."""
         return psutil.Process(self.process.pid).children(recursive=True)
+
+    def forkserver(self) -> psutil.Process | None:
+        """The process that replicas are forked from; None while there is none."""
+        for process in self.descendants():
+            with suppress(psutil.NoSuchProcess):  # or it is a zombie
+                if "triptych: forkserver" in " ".join(process.cmdline()):
+                    return process
+        return None
 
     def image(self, prompt: str = "a red circle", **fields: Any) -> httpx.Response:
         return self.client.post("/v1/images/generations", json={"prompt": prompt, **fields})
