@@ -13,7 +13,6 @@ import psutil
 import pytest
 from replica_fleet import Fleet, StartFleet, eventually, install_engine, replica_spec
 
-from triptych.errors import TriptychError
 from triptych.messages import (
     Abort,
     Aborted,
@@ -362,43 +361,3 @@ async def test_a_loop_that_stood_still_kills_nobody(start_fleet: StartFleet) -> 
     time.sleep(4)  # noqa: ASYNC251 - the loop is meant to be stuck
     await fleet.until(fleet.ends)
     assert fleet.lost == []
-
-
-async def test_a_crash_loop_fails_the_replica_until_it_is_started_anew_but_never_the_last(
-    start_fleet: StartFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("triptych.replicas.restart.FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("triptych.replicas.restart.CRASH_LOOP_DEATHS", 3)
-    source = "import os\nfrom triptych.engine.simulated import SimulatedEngine as Base\nclass Engine(Base):\n"
-    source += "    def load(self):\n        if os.path.exists(os.environ['BROKEN'] + self._spec_id):\n"
-    source += "            os._exit(3)\n        return super().load()\n"
-    source += "    def __init__(self, spec, emit):\n        self._spec_id = str(spec.replica_id)\n"
-    source += "        super().__init__(spec, emit)\n"
-    install_engine(tmp_path, monkeypatch, "looping", source)
-    monkeypatch.setenv("BROKEN", str(tmp_path / "broken-"))
-    (tmp_path / "broken-0").touch()
-    fleet = await start_fleet(replica_spec(0, engine="looping"), replica_spec(1, engine="looping"))
-    supervisor = fleet.supervisor
-    await eventually(lambda: fleet.state(0) is ReplicaState.FAILED)
-    assert fleet.state(1) is ReplicaState.READY
-    assert supervisor.statuses()[0].last_error == "exit code 3"
-    with pytest.raises(TriptychError, match="a restart revives it"):
-        supervisor.drain(0)
-    supervisor.resize(1)  # which is the one that works
-    assert fleet.state(1) is ReplicaState.READY
-    assert [status.wanted for status in supervisor.statuses()] == [False, True]
-    supervisor.resize(2)
-    assert fleet.state(0) is ReplicaState.STARTING
-    await eventually(lambda: fleet.state(0) is ReplicaState.FAILED)
-    (tmp_path / "broken-0").unlink()
-    supervisor.restart(0)
-    await fleet.until_ready(2)
-
-    (tmp_path / "broken-0").touch()
-    (tmp_path / "broken-1").touch()
-    for replica_id in (0, 1):
-        os.kill(fleet.pid(replica_id), signal.SIGKILL)
-    await eventually(lambda: supervisor.statuses()[1].restarts >= 5)
-    assert fleet.state(1) is not ReplicaState.FAILED
-    (tmp_path / "broken-1").unlink()
-    await fleet.until(lambda: 1 in fleet.ready)
