@@ -65,6 +65,8 @@ FIXED: dict[str, dict[str, Any]] = {
     "hunyuan_video15": {"num_frames": 5},
     "flux2_klein": {"text_encoder_out_layers": (1,), "max_sequence_length": 64},
 }
+# Models that diffusers and transformers cannot run for several samples: one fails, one lists all pictures in a row.
+ALONE = {"hunyuan_video15": {"vae.decode"}, "qwen_edit": {"text_encoder.forward"}}
 PICTURES = [Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), np.uint8)) for seed in range(2)]
 MASK = Image.fromarray(np.repeat(np.uint8([[0, 255]]), 16, axis=1).repeat(32, axis=0))
 
@@ -167,6 +169,7 @@ def test_joins_before_every_forward_and_aborts_at_every_call_leave_the_others_as
     run.drive([*tasks, *(task for task, _ in doomed)], joins={number: number for number in range(len(tasks))})
     assert difference([pixels(task) for task in tasks], [wanted[0], *wanted[1:] * len(calls)]) <= TOLERANCE
     assert max(task.batch_size_mean for task in tasks) > 1
+    assert {model.name for model in run.hub._merger._switched_off} <= ALONE.get(name, set())
     for call, (task, made) in enumerate(doomed, start=1):
         assert isinstance(task.error, UnitAborted)
         assert call <= len(made) <= call + 1, "both guidance branches may be one forward"

@@ -130,8 +130,6 @@ class _Trait:
 
     def of(self, name: str, value: Any) -> Hashable:
         if isinstance(value, torch.Tensor):
-            if name in self.override.joined:
-                return ("parts", value.dtype, value.device, tuple(value.shape[1:]))
             if value.ndim and value.shape[0] == self.size and name not in self.override.shared:
                 return ("rows", value.dtype, value.device, tuple(value.shape[1:]))
             return ("same", value.dtype, value.device, tuple(value.shape), self.digest(value))
@@ -210,7 +208,7 @@ def _join(name: str, values: Sequence[Any], first: Samples) -> Any:
     value = values[0]
     if isinstance(value, torch.Tensor):
         rows = value.ndim and value.shape[0] == first.size and name not in first.override.shared
-        return torch.cat(list(values)) if rows or name in first.override.joined else value
+        return torch.cat(list(values)) if rows else value
     if isinstance(value, dict):
         return {key: _join(str(key), [other[key] for other in values], first) for key in value}
     if isinstance(value, list | tuple):

@@ -23,8 +23,6 @@ class Override:
     """Lists with one entry per sample. Entries that are tensors may differ in shape, others must be equal."""
     padded: Mapping[str, str] = field(default_factory=dict)
     """Text arguments that may be padded at the end, each with the argument that masks it (None there: all valid)."""
-    joined: tuple[str, ...] = ()
-    """Tensors that list parts of all samples one after the other, whatever their number."""
     shared: tuple[str, ...] = ("img_ids", "txt_ids", "position_ids", "image_rotary_emb", "freqs_cis")
     """Tensors that all samples use alike; compared by value, whatever their length."""
     scalars: tuple[str, ...] = ("timestep",)
@@ -42,7 +40,6 @@ OVERRIDES: Mapping[str, Override] = {
     "HunyuanVideo15Transformer3DModel": Override(deferred=True),
     "Lumina2Transformer2DModel": Override(deferred=True),
     "PixArtTransformer2DModel": Override(padded={"encoder_hidden_states": "encoder_attention_mask"}),
-    "Qwen2_5_VLForConditionalGeneration": Override(joined=("pixel_values", "image_grid_thw")),
     "QwenImageTransformer2DModel": Override(
         samples=("img_shapes",), padded={"encoder_hidden_states": "encoder_hidden_states_mask"}, deferred=True
     ),
