@@ -1,11 +1,13 @@
 """Every supported family with forwards shared between units, against the same units alone.
 
-`TOLERANCE` is the largest difference of a pixel, of a range of 1, in float32; a wrong timestep, a missing mask or the
-prompt of a neighbour moves pixels by more than ten times as much, which the mutations below show.
+`TOLERANCE` is the largest difference of a pixel, of a range of 1, in float32 (trained weights under strong guidance
+widen rounding, so the embedded model has three times as much); a wrong timestep, a missing mask or the prompt of a
+neighbour moves pixels by more than ten times as much, which the mutations below show.
 """
 
 from __future__ import annotations
 
+import collections
 import random
 import warnings
 from collections.abc import Callable
@@ -35,7 +37,7 @@ from triptych.messages import MediaInput
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 MODELS = [*FAMILIES, *MORE_FAMILIES, "shapes"]
-TOLERANCE = 1e-5
+TOLERANCE = collections.defaultdict(lambda: 1e-5, shapes=3e-5)
 
 PROMPTS = ("a red circle", "a blue square above two green stars", "x", 'many "words" about a very small picture')
 # family: side, keyword that steers guidance, values with and without it
@@ -124,9 +126,10 @@ def test_units_that_join_and_leave_at_any_step_equal_their_solo_runs(
     run.drive(tasks, joins=joins, aborts={number: joins.get(number, 0) + chance.randrange(1, 4) for number in aborted})
     kept = [number for number in range(6) if not isinstance(tasks[number].error, UnitAborted)]
     assert len(kept) < 6
-    assert difference([pixels(tasks[number]) for number in kept], [wanted[number] for number in kept]) <= TOLERANCE
+    found = [pixels(tasks[number]) for number in kept]
+    assert difference(found, [wanted[number] for number in kept]) <= TOLERANCE[name]
     same_size = [picture for picture in wanted if picture.shape == wanted[0].shape]
-    assert min(difference([one], [other]) for one, other in pairwise(same_size)) > 10 * TOLERANCE
+    assert min(difference([one], [other]) for one, other in pairwise(same_size)) > 10 * TOLERANCE[name]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,7 +143,7 @@ def test_equal_units_share_every_denoising_forward_and_guidance_costs_none(
     run.drive(tasks)
     assert [task.batch_size_mean for task in tasks] == [3.0] * 3
     assert [task.forwards for task in tasks] == [3 if name == "sd15" else 2] * 3  # its scheduler makes one step more
-    assert difference([pixels(task) for task in tasks], run.solo(units)) <= TOLERANCE
+    assert difference([pixels(task) for task in tasks], run.solo(units)) <= TOLERANCE[name]
 
 
 def stopped(run: HubRun, unit: dict[str, Any], *, call: int) -> tuple[Task, list[Phase]]:
@@ -167,7 +170,7 @@ def test_joins_before_every_forward_and_aborts_at_every_call_leave_the_others_as
     tasks = [run.task(first), *(run.task(joining) for _ in calls)]
     doomed = [stopped(run, aborted, call=call + 1) for call in range(len(calls))]
     run.drive([*tasks, *(task for task, _ in doomed)], joins={number: number for number in range(len(tasks))})
-    assert difference([pixels(task) for task in tasks], [wanted[0], *wanted[1:] * len(calls)]) <= TOLERANCE
+    assert difference([pixels(task) for task in tasks], [wanted[0], *wanted[1:] * len(calls)]) <= TOLERANCE[name]
     assert max(task.batch_size_mean for task in tasks) > 1
     assert {model.name for model in run.hub._merger._switched_off} <= ALONE.get(name, set())
     for call, (task, made) in enumerate(doomed, start=1):
@@ -189,7 +192,7 @@ def test_units_that_pause_for_each_other_at_every_forward_resume_to_the_same_res
         tasks[0].priority, tasks[1].priority = tasks[1].priority, 1 - tasks[1].priority
         run.hub.step()
     assert [task.batch_size_mean for task in tasks] == [1.0, 1.0]
-    assert difference([pixels(task) for task in tasks], run.solo(units)) <= TOLERANCE
+    assert difference([pixels(task) for task in tasks], run.solo(units)) <= TOLERANCE[name]
 
 
 def modes_of(run: HubRun) -> tuple[Any, Any]:
@@ -211,27 +214,24 @@ def test_drawn_redrawn_and_filled_pictures_of_one_model_side_by_side_equal_their
     if name == "sd3":
         filled = None  # that class wants a model with 16 latent channels
     assert redrawn is not None
-    common = {"width": 32, "height": 32, "num_inference_steps": 4}
+    common = {"width": 32, "height": 32, "num_inference_steps": 3}
     side = 64 if name == "flux2_klein" else 32  # smaller ones it refuses
     pictures = [picture.resize((side, side)) for picture in PICTURES]
     units = [
         unit_of(name, 0, **common),
         unit_of(name, 1, **common, mode=redrawn, image=pictures[0], strength=0.75),
-        unit_of(name, 2, **common, mode=redrawn, image=pictures[1], strength=0.5),
+        unit_of(name, 2, **common, mode=redrawn, image=pictures[1], strength=0.7),
     ]
     if filled is not None:
-        units += [
-            unit_of(name, 3, **common, mode=filled, image=pictures[0], mask_image=MASK, strength=1.0),
-            unit_of(name, 3, **common, mode=filled, image=pictures[1], mask_image=MASK, strength=0.75),
-        ]
+        units.append(unit_of(name, 3, **common, mode=filled, image=pictures[0], mask_image=MASK, strength=1.0))
     wanted = run.solo(units)
     tasks = [run.task(unit) for unit in units]
     run.drive(tasks)
-    assert difference([pixels(task) for task in tasks], wanted) <= TOLERANCE
-    assert min(difference([one], [other]) for one, other in pairwise(wanted)) > 10 * TOLERANCE
+    assert difference([pixels(task) for task in tasks], wanted) <= TOLERANCE[name]
+    assert min(difference([one], [other]) for one, other in pairwise(wanted)) > 10 * TOLERANCE[name]
     shares = [task.batch_size_mean for task in tasks]
-    alike = name in ("sd15", "sdxl", "flux", "qwen")  # all three classes call the model with the same arguments
-    assert (min(shares) if alike else max(shares)) > 1, shares
+    alike = name in ("sd15", "sdxl", "flux", "qwen")  # whose classes all call the model with the same arguments
+    assert (min(shares[:3]) if alike else max(shares)) > 1, shares
 
 
 @pytest.mark.parametrize("name", ["sd15", "qwen", "zimage", "wan"])
@@ -244,7 +244,7 @@ def test_a_call_for_two_outputs_beside_calls_for_one_draws_what_it_draws_alone(
     wanted = run.solo(units)
     tasks = [run.task(unit) for unit in units]
     run.drive(tasks)
-    assert difference([pixels(task) for task in tasks], wanted) <= TOLERANCE
+    assert difference([pixels(task) for task in tasks], wanted) <= TOLERANCE[name]
     assert len(tasks[1].result[0]) == 2
 
 
@@ -258,7 +258,8 @@ def test_units_with_different_schedulers_share_forwards(hub_run: Callable[[str],
     wanted = run.solo(units)
     tasks = [run.task(unit) for unit in units]
     run.drive(tasks)
-    assert difference([pixels(task) for task in tasks], wanted) <= 10 * TOLERANCE  # DDIM divides by small numbers
+    # DDIM divides by small numbers.
+    assert difference([pixels(task) for task in tasks], wanted) <= 10 * TOLERANCE["sdxl"]
     assert min(task.batch_size_mean for task in tasks) > 2  # some make two or three times as many forwards
 
 
@@ -280,7 +281,7 @@ def test_the_tolerance_tells_a_swapped_timestep_and_the_prompt_of_a_neighbour(
     monkeypatch.setattr(collation, "_join", lambda name, values, first: join(name, mutation(name, values), first))
     monkeypatch.setattr(collation, "_joined_text", lambda name, values: joined_text(name, mutation(name, values)))
     units = [unit_of(name, 0, prompt=PROMPTS[number], num_inference_steps=2 + number) for number in (0, 1)]
-    assert _worst_without_checks(run, units, monkeypatch) > 10 * TOLERANCE
+    assert _worst_without_checks(run, units, monkeypatch) > 10 * TOLERANCE[name]
 
 
 @pytest.mark.parametrize("name", ["qwen", "pixart"])
@@ -289,7 +290,7 @@ def test_the_tolerance_tells_a_missing_text_mask(
 ) -> None:
     monkeypatch.setattr(collation, "_joined_mask", lambda masks, shapes: None)
     units = [unit_of(name, 0, prompt=PROMPTS[number]) for number in (0, 1)]
-    assert _worst_without_checks(hub_run(name), units, monkeypatch) > 10 * TOLERANCE
+    assert _worst_without_checks(hub_run(name), units, monkeypatch) > 10 * TOLERANCE[name]
 
 
 def _worst_without_checks(run: HubRun, units: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> float:
@@ -313,7 +314,7 @@ def test_a_model_whose_merged_forward_differs_is_never_merged_again(
     for _ in range(2):
         tasks = [run.task(unit) for unit in units]
         run.drive(tasks)
-        assert difference([pixels(task) for task in tasks], wanted) <= TOLERANCE
+        assert difference([pixels(task) for task in tasks], wanted) <= TOLERANCE["sd15"]
         assert [task.batch_size_mean for task in tasks] == [1.0, 1.0]
     (record,) = (record for record in caplog.records if record.name == merging.__name__)
     assert "forwards of unet.forward are not merged: a merged output differs" in record.getMessage()
