@@ -172,7 +172,7 @@ async def test_a_model_without_pictures_says_so(orchestrator: FakeOrchestrator) 
 
 
 async def test_decoding_leaves_the_event_loop_free(client: httpx.AsyncClient) -> None:
-    large = url_of(png(3000, 3000))
+    large = url_of(png(2000, 2000))
     turns = 0
 
     async def count_turns() -> None:
@@ -182,7 +182,7 @@ async def test_decoding_leaves_the_event_loop_free(client: httpx.AsyncClient) ->
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count_turns())
-    response = await client.post(PATH, json={"prompt": "x", "image": [large] * 4, "size": "32x32"})
+    response = await client.post(PATH, json={"prompt": "x", "image": [large] * 2, "size": "32x32"})
     counting.cancel()
     assert response.status_code == 200, response.text
     assert turns > 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,22 +88,34 @@ def test_a_refusal_is_a_bad_request_error_that_names_the_field(client: openai.Op
 
 
 @pytest.mark.parametrize(
-    ("code", "tries"),
-    [(ErrorCode.ENGINE_ERROR, 1), (ErrorCode.DEADLINE_EXCEEDED, 1), (ErrorCode.CONFLICT, 1), (ErrorCode.NOT_READY, 2)],
+    ("code", "error", "tries"),
+    [
+        (ErrorCode.ENGINE_ERROR, openai.InternalServerError, 1),
+        (ErrorCode.DEADLINE_EXCEEDED, openai.InternalServerError, 1),
+        (ErrorCode.CONFLICT, openai.ConflictError, 1),
+        (ErrorCode.NOT_READY, openai.InternalServerError, 2),
+        (ErrorCode.QUEUE_FULL, openai.RateLimitError, 2),
+    ],
 )
-def test_the_client_repeats_only_what_a_repeat_may_mend(
-    live: str, orchestrator: FakeOrchestrator, code: ErrorCode, tries: int
+def test_the_client_repeats_only_what_a_repeat_may_mend_and_waits_as_long_as_it_is_told(
+    live: str,
+    orchestrator: FakeOrchestrator,
+    monkeypatch: pytest.MonkeyPatch,
+    code: ErrorCode,
+    error: type[openai.APIStatusError],
+    tries: int,
 ) -> None:
-    calls = []
+    calls, waits = [], list[float]()
+    monkeypatch.setattr(time, "sleep", waits.append)
 
     def submit(request: Any) -> Any:
         calls.append(request)
-        raise TriptychError(code, "x", retry_after_s=0.1)
+        raise TriptychError(code, "in words", retry_after_s=7.0)
 
     orchestrator.submit = submit  # type: ignore[method-assign]
-    with openai.OpenAI(base_url=live, api_key="none", max_retries=1) as client, pytest.raises(openai.APIStatusError):
+    with openai.OpenAI(base_url=live, api_key="none", max_retries=1) as client, pytest.raises(error, match="in words"):
         client.images.generate(prompt="x")
-    assert len(calls) == tries
+    assert (len(calls), waits) == (tries, [7.0] * (tries - 1))
 
 
 def test_closing_the_connection_aborts_the_request(live: str, orchestrator: FakeOrchestrator) -> None:
