@@ -50,7 +50,7 @@ def _target(variable: str, folder: Path, *flags: str, kind: Literal["image", "vi
     with stages.open("a") as file:
         file.write(f"    default_sampling_params: {{width: {_SIDE}, height: {_SIDE}}}\n")
     keys = ["--api-key", "sk-contract", "--admin-api-key", "sk-contract-admin"]
-    limits = ["--max-pixels", str(_SIDE * _SIDE), "--max-num-inference-steps", "50"]
+    limits = ["--max-pixels", str(_SIDE * _SIDE), "--max-num-inference-steps", "50", "--max-num-frames", "32"]
     places = ["--stage-configs-path", str(stages), "--data-dir", str(folder / "data")]
     server = launch(folder / "server.log", *places, *keys, *limits, *flags)
     server.client.headers["authorization"] = "Bearer sk-contract"
