@@ -128,7 +128,6 @@ def test_a_stage_file_for_diffusers_must_get_a_model_somewhere(tmp_path: Path, p
         ("/missing/dir", "no such directory"),
         ("a/b/c", "not a model"),
         ("triptych/nothing", "no such embedded model"),
-        ("triptych/shapes-video", "not available in this version"),
     ],
 )
 def test_what_is_no_model_is_told_at_once(model: str, words: str) -> None:

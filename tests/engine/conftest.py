@@ -16,9 +16,7 @@ def model_path(tiny_pipelines: Path) -> Callable[[str], Path]:
     """Folder of a tiny family, or of the embedded model by the name `shapes`."""
 
     def path(name: str) -> Path:
-        embedded = embedded_path("triptych/shapes")
-        assert embedded is not None
-        return embedded if name == "shapes" else tiny_pipelines / name
+        return embedded_path("triptych/shapes") if name == "shapes" else tiny_pipelines / name
 
     return path
 

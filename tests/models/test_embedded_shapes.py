@@ -14,7 +14,7 @@ import pytest
 from training.shapes.evaluation import evaluate
 from training.shapes.forms import FORMS
 from training.shapes.pipeline import load_pipeline
-from triptych.models import embedded_path
+from triptych.models import EMBEDDED_MODELS, embedded_path
 
 CAPTIONS = 4
 WRONG = {"inside": 2, "typo": 2}  # of them, at most; 1 of the other forms
@@ -23,9 +23,7 @@ MEGABYTE = 1_000_000
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    path = embedded_path("triptych/shapes")
-    assert path is not None
-    return path
+    return embedded_path("triptych/shapes")
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +43,9 @@ def test_all_embedded_weights_together_stay_below_40_megabytes(folder: Path) -> 
     assert sum(sizes) < 40 * MEGABYTE
 
 
-@pytest.mark.parametrize("name", ["triptych/shapes"])
+@pytest.mark.parametrize("name", EMBEDDED_MODELS)
 def test_weights_card_and_sample_sheet_of_every_embedded_model_lie_together(name: str) -> None:
     folder = embedded_path(name)
-    assert folder is not None
     card = (folder / "README.md").read_text()
     assert "What it does not know" in card
     assert "wholly right" in card

@@ -89,7 +89,6 @@ def test_a_stopped_run_goes_on_to_the_same_weights_as_one_that_was_not(
 
 def test_an_encoder_taken_from_a_checkpoint_takes_a_new_vocabulary(tokenizer: Any) -> None:
     start = embedded_path("triptych/shapes")
-    assert start is not None
     encoder = new_encoder(tokenizer, start=start)
     assert encoder.shared.weight.shape[0] == len(tokenizer)
     assert torch.isfinite(encoder.shared.weight).all()
@@ -146,7 +145,6 @@ def test_states_are_written_in_one_piece(tmp_path: Path) -> None:
 
 def test_results_sheet_and_card_come_from_judged_pictures(tmp_path: Path) -> None:
     start = embedded_path("triptych/shapes")
-    assert start is not None
     results, judged = evaluate(load_pipeline(start), {"single": 1, "inside": 1}, seed=1)
     assert [result.asked for result in results.values()] == [1, 1]
     save_results(tmp_path / "results.json", results)

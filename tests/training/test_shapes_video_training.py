@@ -101,7 +101,6 @@ def test_a_batch_holds_the_coefficients_of_its_clips(small_set: ClipDataset) -> 
 
 def test_the_clip_encoder_takes_over_the_picture_encoder_unchanged(tokenizer: Any) -> None:
     start = embedded_path("triptych/shapes")
-    assert start is not None
     ours = new_clip_encoder(tokenizer, start=start).eval()
     theirs = T5EncoderModel.from_pretrained(start / "text_encoder")
     known = tokenizer("red star", return_tensors="pt")["input_ids"]

@@ -181,15 +181,18 @@ def _with_nested(pixels: Pixels, part: Bools, ground: Pixels, smallest: float) -
     return [seen for seen in (outer, *inner) if seen]
 
 
-def look(picture: Picture) -> Sighting:
-    """What is in the picture."""
+def look(picture: Picture, *, nested: bool = True) -> Sighting:
+    """What is in the picture; without `nested`, a connected part is one item, whatever colours are inside."""
     pixels: Pixels = (np.asarray(picture)[..., :3] / 255).astype(np.float32)
     edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     ground: Pixels = np.median(edge, axis=0).astype(np.float32)
     smallest = SMALLEST * pixels.shape[0] * pixels.shape[1]
     items: list[Seen] = []
     for part in _parts(np.linalg.norm(pixels - ground, axis=-1) > VISIBLE, smallest):
-        items += _with_nested(pixels, part, ground, smallest)
+        if nested:
+            items += _with_nested(pixels, part, ground, smallest)
+        elif (seen := _measure(pixels, part, ground)) is not None:
+            items.append(seen)
     return Sighting(_nearest(ground, BACKGROUNDS)[0], tuple(sorted(items, key=lambda seen: -seen.area)))
 
 

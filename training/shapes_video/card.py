@@ -31,7 +31,7 @@ and measured with moving pictures on any machine.
 | text encoder | UMT5 encoder, 3 layers, width 128, 0.6 million parameters; captions up to 32 tokens |
 | autoencoder | 0.3 million parameters that are set, not trained: it packs and unpacks pixels without loss |
 | weights | 17 MB, fp32, safetensors |
-| defaults (`triptych.json`) | 13 frames of 64x64 at 8 frames a second, 16 steps, guidance 3 |
+| defaults (`triptych.json`) | 13 frames of 64x64 at 8 frames a second, 16 steps, guidance 2 |
 | licence | Apache-2.0, weights and code |
 
 ## Use
@@ -52,7 +52,7 @@ or with diffusers alone:
         width=64,
         max_sequence_length=32,
         num_inference_steps=16,
-        guidance_scale=3.0,
+        guidance_scale=2.0,
         generator=torch.Generator("cpu").manual_seed(7),
     ).frames[0]
 
@@ -95,7 +95,7 @@ def write_clip_card(folder: Path, results: dict[str, FormResult], *, sheet: Path
     """Write `README.md` and the sample sheet beside the weights; `history` says in a sentence how they came to be."""
     place_sheet(folder, sheet)
     judged = (
-        "Held-out captions, 16 steps, guidance 3, one try each, judged by `training/shapes_video/checker.py`, which\n"
+        "Held-out captions, 16 steps, guidance 2, one try each, judged by `training/shapes_video/checker.py`, which\n"
         "is right on over 99 % of drawn clips: motion from the first frame to the last, the rest in the middle frame;\n"
         "count is one single shape in the first, the middle and the last frame."
     )

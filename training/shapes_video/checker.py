@@ -1,6 +1,8 @@
 """Judge a clip from its pixels: motion from the first frame to the last, colour, shape and background in the middle.
 
-Every frame is read by the checker of the pictures; on drawn clips it is right on nearly all, which its tests measure.
+Every frame is read by the checker of the pictures, where a connected part is one shape: clips show nothing inside
+another, and the soft edge of a moving shape is no shape of its own. On drawn clips it is right on nearly all, which its
+tests measure.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def check_clip(video: Video, example: Example) -> dict[str, bool]:
     What is unsaid is checked where it is fixed: standing still, and the background.
     """
     clip = example.clip
-    first, middle, last = (look(video[k]) for k in (0, FRAMES // 2, FRAMES - 1))
+    first, middle, last = (look(video[k], nested=False) for k in (0, FRAMES // 2, FRAMES - 1))
     shown = middle.items[0] if middle.items else None
     moved = motion_of(first.items[0], last.items[0]) if first.items and last.items else None
     verdict = {

@@ -18,7 +18,7 @@ from training.shapes_video.dataset import LENGTH
 __all__ = ["GUIDANCE", "STEPS", "assemble_clip_pipeline", "draw_clip", "load_clip_pipeline"]
 
 STEPS: Final = 16
-GUIDANCE: Final = 3.0
+GUIDANCE: Final = 2.0
 SHIFT: Final = 4.0
 
 

@@ -38,8 +38,7 @@ class ModelSource:
 def resolve_model(name: str, *, where: str) -> ModelSource:
     """Tell what `name` means. Raises `ConfigError` when it can be neither directory, hub id nor embedded name."""
     if name in EMBEDDED_MODELS:
-        path = embedded_path(name)
-        return ModelSource("embedded", name, str(path) if path else None)
+        return ModelSource("embedded", name, str(embedded_path(name)))
     directory = Path(name).expanduser()
     if directory.is_dir():
         _check_directory(directory, name, where=where)

@@ -223,9 +223,6 @@ def _model_source(settings: ServeSettings, stage: StageConfig, *, origin: Origin
 def _missing_model(
     source: ModelSource, settings: ServeSettings, stage: StageConfig, *, origin: Origin
 ) -> tuple[ConfigError, ...]:
-    if source.kind == "embedded" and source.path is None:
-        where = origin("engine_args.model") if stage.engine_args.model else settings.named("model")
-        return (ConfigError("not available in this version", where=where, found=source.name),)
     if source.kind == "none" and source.name == _UNNAMED:
         wanted = f"a model there, or {settings.named('model')} on the command line"
         return (ConfigError("no model is named", where=origin("engine_args.model"), wanted=wanted),)

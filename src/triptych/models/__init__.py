@@ -10,9 +10,8 @@ DEFAULT_MODEL = "triptych/shapes"
 EMBEDDED_MODELS = (DEFAULT_MODEL, "triptych/shapes-video")
 
 
-def embedded_path(name: str) -> Path | None:
-    """Directory of an embedded model; None where this version does not bring it. Raises `KeyError` for other names."""
+def embedded_path(name: str) -> Path:
+    """Directory of an embedded model. Raises `KeyError` for other names."""
     if name not in EMBEDDED_MODELS:
         raise KeyError(name)
-    path = Path(__file__).parent / name.partition("/")[2]
-    return path if (path / "model_index.json").is_file() else None
+    return Path(__file__).parent / name.partition("/")[2]
