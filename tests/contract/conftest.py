@@ -20,19 +20,19 @@ from contract_target import Target
 _SIDE = 256
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with _target("TRIPTYCH_CONTRACT_URL", tmp_path_factory.mktemp("images"), kind="image") as target:
         yield target
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def video_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     with _target("TRIPTYCH_CONTRACT_VIDEO_URL", tmp_path_factory.mktemp("videos"), kind="video") as target:
         yield target
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def litellm_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     flags = ("--chat-image-format", "images")
     with _target("TRIPTYCH_CONTRACT_LITELLM_URL", tmp_path_factory.mktemp("litellm"), *flags, kind="image") as target:
