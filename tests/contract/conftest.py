@@ -3,7 +3,8 @@
 `TRIPTYCH_CONTRACT_URL=http://host:8000` names a server that makes pictures, `TRIPTYCH_CONTRACT_VIDEO_URL` one that
 makes videos, `TRIPTYCH_CONTRACT_LITELLM_URL` one of pictures with `--chat-image-format images`, `TRIPTYCH_CONTRACT_KEY`
 their key where they have one. Nothing but pytest and the client is imported here unless a server has to be started:
-these tests also run with other clients.
+these tests also run with other clients. A server ends with the module that asked for it, since other tests look for
+processes that were left behind.
 """
 
 from __future__ import annotations

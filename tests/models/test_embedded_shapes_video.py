@@ -14,7 +14,7 @@ from training.shapes_video.evaluation import evaluate_clips, total
 from training.shapes_video.pipeline import load_clip_pipeline
 from triptych.models import embedded_path
 
-CAPTIONS = 8
+CAPTIONS = 6
 WRONG = {"motion": 1, "color": 1, "background": 1, "shape": 2, "count": 2}  # of them, at most
 
 
