@@ -160,6 +160,19 @@ async def test_without_a_replica_posts_wait_for_a_bounded_time_and_are_told_when
         assert (await client.post(IMAGES, json=plain)).status_code == 200
 
 
+async def test_one_request_after_another_that_crashes_replicas_takes_none_of_them_out_of_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("triptych.replicas.restart.FIRST_DELAY_S", 60.0)
+    monkeypatch.setattr("triptych.replicas.restart.CRASH_LOOP_DEATHS", 2)
+    async with serving(replicas=2) as client:
+        for _ in range(3):
+            crashed = await client.post(IMAGES, json={"prompt": "[[crash]]", "size": "32x32"})
+            assert (crashed.status_code, crashed.json()["error"]["code"]) == (500, "poison_request")
+        await until(client, lambda data: [replica["state"] for replica in data] == ["ready", "ready"])
+        assert (await client.post(IMAGES, json={"prompt": "x", "size": "32x32"})).status_code == 200
+
+
 async def test_a_request_that_crashes_replicas_fails_after_two_deaths_and_its_batch_neighbours_succeed() -> None:
     async with serving(replicas=1, slots=3) as client:
         prompts = ["[[slow:0.5]] one", "[[slow:0.5]] another"]

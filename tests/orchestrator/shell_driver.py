@@ -30,6 +30,7 @@ class FakeReplicas:
         self.sent: list[tuple[int, ToReplica]] = []
         self.states: list[ReplicaState] = []
         self.asked: list[tuple[str, int]] = []
+        self.excused: list[tuple[int, int]] = []
 
     def send(self, replica_id: int, message: ToReplica, frames: Sequence[Frame] = ()) -> None:
         self.sent.append((replica_id, message))
@@ -39,6 +40,9 @@ class FakeReplicas:
             ReplicaStatus(number, 0, state, 1, (100 + number,) if state is ReplicaState.READY else (), ("0",), 1, 0)
             for number, state in enumerate(self.states)
         ]
+
+    def excuse(self, deaths: Sequence[tuple[int, int]]) -> None:
+        self.excused += deaths
 
     def drain(self, replica_id: int) -> None:
         self.asked.append(("drain", replica_id))

@@ -301,6 +301,36 @@ def test_a_draining_replica_that_dies_does_not_prolong_an_outage() -> None:
     assert ends(driver.pass_time(29.0)) == [("a", "no_replica")]
 
 
+def test_while_a_replica_finishes_what_it_has_before_it_is_started_anew_queued_work_waits_for_it() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit("a", n=2)
+    driver.submit("b")
+    driver.lost(1)
+    driver.core.replica_draining(0, 1, driver.now, comes_back=True)
+    driver.submit("c")
+    assert driver.pass_time(200.0) == []
+    driver.output(driver.address("a"))
+    driver.lost(0)
+    assert driver.pass_time(29.0) == []
+    driver.submit("d")
+    assert sorted(ends(driver.pass_time(1.0))) == [("a", "no_replica"), ("b", "no_replica"), ("c", "no_replica")]
+    assert dispatches(driver.ready(0)) == [(0, "d", 0)]
+
+
+def test_a_drain_that_turns_out_to_be_for_good_bounds_the_wait_from_then_on_and_a_restart_lifts_it() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit("a")
+    driver.submit("b")
+    driver.core.replica_draining(0, 1, driver.now, comes_back=True)
+    driver.pass_time(100.0)
+    driver.core.replica_draining(0, 1, driver.now, comes_back=False)
+    assert driver.pass_time(29.0) == []
+    driver.core.replica_draining(0, 1, driver.now, comes_back=True)
+    assert driver.pass_time(100.0) == []
+    driver.core.replica_draining(0, 1, driver.now, comes_back=False)
+    assert ends(driver.pass_time(30.0)) == [("b", "no_replica")]
+
+
 def test_the_heap_of_moments_stays_in_proportion_to_live_requests() -> None:
     driver = CoreDriver(slots=[2])
     driver.submit("long", timeout_s=10.0)

@@ -4,7 +4,7 @@ from core_driver import CoreDriver, aborts, dispatches, ends, events, output_of
 
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Aborted, Address, Heartbeat, Preview
-from triptych.orchestrator.effects import Dispatch, Drop, Finish, Requeued, SendAbort
+from triptych.orchestrator.effects import Dispatch, Drop, Excuse, Finish, Requeued, SendAbort
 
 # ---- death of replicas
 
@@ -105,6 +105,47 @@ def test_the_second_death_alone_is_poison_and_neighbours_are_not_convicted() -> 
     assert ends(effects) == [("bad", "poison_request")]
     assert dispatches(driver.ready(0, 2)) == [(0, "good", 0)]
     assert ends(driver.output(driver.address("good"))) == [("good", None)]
+
+
+def convict(driver: CoreDriver, *, on: tuple[int, int]) -> list[Excuse]:
+    """Request `a` begins on these replicas and kills both; the first is back before it is tried again."""
+    excuses = []
+    for replica_id in on:
+        assert driver.where(driver.address("a")) == replica_id
+        driver.progress(driver.address("a"))
+        effects = driver.lost(replica_id)
+        excuses += [effect for effect in effects if isinstance(effect, Excuse)]
+        if ("a", "poison_request") not in ends(effects):
+            driver.ready(replica_id)
+    return excuses
+
+
+def test_replicas_are_excused_for_dying_of_a_unit_that_also_kills_another() -> None:
+    driver = CoreDriver(slots=[1, 1, 1])
+    driver.submit()
+    assert convict(driver, on=(0, 1)) == [Excuse(((0, 1), (1, 1)))]
+
+
+def test_the_only_replica_is_excused_for_dying_twice_of_a_unit() -> None:
+    driver = CoreDriver(slots=[1])
+    driver.submit()
+    assert convict(driver, on=(0, 0)) == [Excuse(((0, 1), (0, 2)))]
+
+
+def test_a_replica_that_alone_dies_of_a_unit_while_others_serve_is_not_excused() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit("busy")
+    driver.submit()
+    assert convict(driver, on=(1, 1)) == []
+    assert driver.core.history.get("a") is not None
+
+
+def test_a_suspect_is_rather_tried_where_it_has_not_been() -> None:
+    driver = CoreDriver(slots=[1, 1])
+    driver.submit()
+    driver.progress(driver.address())
+    driver.core.dispatcher.turn = 1  # the next one in the rotation is replica 0
+    assert dispatches(driver.ready(0)) == [(1, "a", 0)]
 
 
 def test_a_unit_that_kills_three_replicas_unheard_is_poison() -> None:

@@ -17,7 +17,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Aborted, Address, Failure, Preview, Progress
-from triptych.orchestrator.effects import Dispatch, Drop, Effect, Finish, Publish, Requeued, SendAbort, SendUpdate
+from triptych.orchestrator.effects import (
+    Dispatch,
+    Drop,
+    Effect,
+    Excuse,
+    Finish,
+    Publish,
+    Requeued,
+    SendAbort,
+    SendUpdate,
+)
 from triptych.orchestrator.events import UnitOutput, UnitPreview, UnitState
 from triptych.orchestrator.queue import ALONE, ANY
 from triptych.orchestrator.replica_state import Phase
@@ -39,6 +49,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         self.core = self.driver.core
         self.slots: dict[int, int] = {}  # of replicas that are up
         self.closed: set[int] = set()  # draining replicas
+        self.returning: set[int] = set()  # those of them that are started anew afterwards
         self.running: dict[Address, tuple[int, bool]] = {}  # replica, alone
         self.told_to_stop: set[Address] = set()
         self.stale: list[tuple[int, Address]] = []
@@ -80,7 +91,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
                 if not effect.alone:
                     self.order.requeue(unit)
             else:
-                assert isinstance(effect, Drop)
+                assert isinstance(effect, Drop | Excuse)
 
     def is_alive(self, replica_id: int, address: Address) -> bool:
         return replica_id in self.slots and self.driver.incarnations[replica_id] == address.incarnation
@@ -122,7 +133,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
         elif effect.error.code is ErrorCode.POISON_REQUEST:
             assert effect.request_id in self.suspects
         elif effect.error.code is ErrorCode.NO_REPLICA:
-            assert not set(self.slots) - self.closed
+            assert not set(self.slots) - (self.closed - self.returning)
             assert effect.request_id not in self.lasting
 
     def free_slot(self, address: Address) -> None:
@@ -201,6 +212,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
             self.bury(replica_id)  # the loss went unannounced
         self.slots[replica_id] = slots
         self.closed.discard(replica_id)
+        self.returning.discard(replica_id)
         self.absorb(self.driver.ready(replica_id, slots))
 
     @precondition(lambda self: self.slots)
@@ -213,6 +225,7 @@ class OrchestratorMachine(RuleBasedStateMachine):
     def bury(self, replica_id: int) -> None:
         del self.slots[replica_id]
         self.closed.discard(replica_id)
+        self.returning.discard(replica_id)
         for address, (where, alone) in list(self.running.items()):
             if where == replica_id:
                 unit = (address.request_id, address.unit)
@@ -222,12 +235,15 @@ class OrchestratorMachine(RuleBasedStateMachine):
                 self.free_slot(address)
 
     @precondition(lambda self: set(self.slots) - self.closed)
-    @rule(number=pick)
-    def drain_replica(self, number: int) -> None:
+    @rule(number=pick, comes_back=st.booleans())
+    def drain_replica(self, number: int, comes_back: bool) -> None:
         open_ids = sorted(set(self.slots) - self.closed)
         replica_id = open_ids[number % len(open_ids)]
         self.closed.add(replica_id)
-        self.core.replica_draining(replica_id, self.driver.incarnations[replica_id], self.driver.now)
+        if comes_back:
+            self.returning.add(replica_id)
+        incarnation = self.driver.incarnations[replica_id]
+        self.core.replica_draining(replica_id, incarnation, self.driver.now, comes_back=comes_back)
         self.absorb(self.driver.take())
 
     @precondition(lambda self: self.running)
@@ -382,7 +398,7 @@ def test_the_promises_hold_on_a_long_walk(machine: type[OrchestratorMachine], se
         (2, lambda: walk.core.live, walk.abort),
         (2, lambda: walk.core.live, lambda number: walk.update(number, rng.randint(-2, 2), rng.choice([None, 60.0]))),
         (3, lambda: walk.slots, walk.lost),
-        (0.5, lambda: set(walk.slots) - walk.closed, walk.drain_replica),
+        (0.5, lambda: set(walk.slots) - walk.closed, lambda number: walk.drain_replica(number, rng.random() < 0.5)),
         (3, lambda: True, lambda _: walk.ready(rng.randrange(REPLICAS), rng.randint(1, 3))),
         (2, lambda: walk.stale, walk.late_message),
         (4, lambda: True, lambda _: walk.time_passes(rng.choice([0.5, 3.0]))),

@@ -102,7 +102,7 @@ async def test_replicas_and_readiness() -> None:
     first, second = orchestrator.replicas()
     assert (first.pid, first.pids, first.in_flight, first.completed) == (100, (100,), 1, 1)
     assert (second.pid, second.pids, second.in_flight) == (None, (), 0)
-    orchestrator.replica_draining(0, 1)
+    orchestrator.replica_draining(0, 1, comes_back=True)
     assert orchestrator.readiness().reason == "no_replica"
     orchestrator.replica_lost(0, 1, "stopped")
     assert orchestrator.readiness().reason == "no_replica"

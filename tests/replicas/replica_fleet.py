@@ -65,7 +65,7 @@ class Fleet:
         self.ready_log: list[tuple[int, int]] = []
         self.lost: list[tuple[int, int, str]] = []
         self.heard: list[tuple[int, FromReplica, list[bytes]]] = []
-        self.draining: list[tuple[int, int]] = []
+        self.draining: list[tuple[int, int, bool]] = []
         self.failure: str | None = None
         self.model: ModelInfo | None = None
         self._changed = asyncio.Event()
@@ -76,8 +76,8 @@ class Fleet:
         self.model = model
         self._changed.set()
 
-    def replica_draining(self, replica_id: int, incarnation: int) -> None:
-        self.draining.append((replica_id, incarnation))
+    def replica_draining(self, replica_id: int, incarnation: int, *, comes_back: bool) -> None:
+        self.draining.append((replica_id, incarnation, comes_back))
         self._changed.set()
 
     def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:

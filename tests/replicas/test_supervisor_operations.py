@@ -26,8 +26,9 @@ async def test_a_drained_replica_finishes_what_it_has_leaves_and_comes_back_when
     fleet = await start_fleet(ready=2)
     fleet.generate(0, prompt="[[slow:0.5]]")
     fleet.supervisor.drain(0)
-    assert fleet.draining == [(0, fleet.ready[0])]
+    assert fleet.draining == [(0, fleet.ready[0], False)]
     fleet.supervisor.drain(0)  # asked twice
+    assert len(fleet.draining) == 1
     assert fleet.state(0) is ReplicaState.DRAINING
     await fleet.until(lambda: fleet.lost)
     assert isinstance(fleet.ends()[0][1], Output)
@@ -48,6 +49,9 @@ async def test_a_restart_is_a_drain_and_another_process(start_fleet: StartFleet)
     fleet.generate(0, prompt="[[slow:0.3]]")
     fleet.supervisor.restart(0)
     fleet.supervisor.restart(0)
+    fleet.supervisor.drain(0)
+    fleet.supervisor.restart(0)
+    assert [comes_back for _, _, comes_back in fleet.draining] == [True, False, True]
     await fleet.until(lambda: len(fleet.ready_log) == 3)
     assert isinstance(fleet.ends()[0][1], Output)
     assert fleet.pid(0) != before

@@ -29,6 +29,7 @@ from triptych.orchestrator.effects import (
     Dispatch,
     Drop,
     Effect,
+    Excuse,
     Finish,
     Publish,
     Requeued,
@@ -167,12 +168,12 @@ class Core:
         self.was_ready = True
         return self._dispatch(now)
 
-    def replica_draining(self, replica_id: int, incarnation: int, now: float) -> None:
-        """An incarnation finishes what it has and takes no more."""
+    def replica_draining(self, replica_id: int, incarnation: int, now: float, *, comes_back: bool = False) -> None:
+        """An incarnation finishes what it has and takes no more; `comes_back`: another one follows it."""
         replica = self._incarnation(replica_id, incarnation)
-        if replica is None or replica.phase is not Phase.ACCEPTING:
+        if replica is None:
             return self._drop("stale_draining")
-        self._stop_accepting(replica, Phase.DRAINING, now)
+        self._stop_accepting(replica, Phase.DRAINING, now, comes_back=comes_back)
         return self._dispatch(now)
 
     def replica_lost(self, replica_id: int, incarnation: int, now: float) -> None:
@@ -255,7 +256,7 @@ class Core:
 
     def _enqueue(self, unit: Unit, now: float) -> None:
         self.dispatcher.push(unit)
-        if not self.dispatcher.pool.accepting:
+        if not self.dispatcher.pool.serves:
             self._bound_patience(unit.request, now)
 
     def _dispatch(self, now: float) -> None:
@@ -312,11 +313,12 @@ class Core:
             if unit.state is UnitState.ABORTING:
                 unit.fire(Trigger.RELEASE)
                 continue
-            unit.deaths += 1
-            verdict = after_death(started=unit.started, deaths=unit.deaths, alone=unit.alone)
+            unit.deaths.append((replica.id, replica.incarnation))
+            verdict = after_death(started=unit.started, deaths=len(unit.deaths), alone=unit.alone)
             if verdict is Verdict.POISON:
                 unit.fire(Trigger.FAILURE)
                 poison.append(unit)
+                self._excuse(unit.deaths)
                 continue
             unit.requeue(alone=verdict is Verdict.REQUEUE_ALONE, now=now)
             self.dispatcher.bind([unit])
@@ -325,16 +327,22 @@ class Core:
             requeued.append(unit)
         for unit in poison:
             if not unit.request.finished:
-                text = f"{unit.deaths} replicas died under unit {unit.index}, the last while it ran alone"
+                text = f"{len(unit.deaths)} replicas died under unit {unit.index}, the last while it ran alone"
                 self._end(unit.request, TriptychError(ErrorCode.POISON_REQUEST, text), now)
         if self.draining:
             self._end_requests_of(requeued, _draining, now)
 
-    def _stop_accepting(self, replica: Replica, phase: Phase, now: float) -> None:
-        """From the moment the last accepting replica stops to accept, whoever waits does so for a bounded time."""
-        accepted = replica.phase is Phase.ACCEPTING
+    def _excuse(self, deaths: Sequence[tuple[int, int]]) -> None:
+        """Not where one replica alone had both deaths while others serve: it may be broken itself."""
+        if len({replica_id for replica_id, _ in deaths}) > 1 or not self.dispatcher.pool.accepting:
+            self.effects.append(Excuse(tuple(deaths)))
+
+    def _stop_accepting(self, replica: Replica, phase: Phase, now: float, *, comes_back: bool = False) -> None:
+        """From the moment that no replica serves any more, whoever waits does so for a bounded time."""
+        served = self.dispatcher.pool.serves
+        replica.comes_back = comes_back
         self.dispatcher.set_phase(replica, phase)
-        if accepted and not self.dispatcher.pool.accepting:
+        if served and not self.dispatcher.pool.serves:
             self._outages += 1
             for request in dict.fromkeys(unit.request for unit in self.dispatcher.queue):
                 self._bound_patience(request, now)
@@ -348,7 +356,7 @@ class Core:
             return False
         if not outage:
             return moment == request.deadline_s
-        if outage != self._outages or self.dispatcher.pool.accepting:
+        if outage != self._outages or self.dispatcher.pool.serves:
             return False
         return any(unit.state is UnitState.QUEUED for unit in request.units)
 

@@ -153,6 +153,9 @@ class Dispatcher:
         idle = [replica for replica in pool.accepting if not replica.units]
         if idle:
             pool.keep(None)
+            died = {replica_id for replica_id, _ in unit.deaths}
+            # Elsewhere if possible: a replica that is broken itself shall not convict it.
+            idle = [replica for replica in idle if replica.id not in died] or idle
             return self._session_replica(unit, idle) or self._policy.choose(unit, idle)
         if pool.kept is None:
             shared = [replica for replica in pool.accepting if not replica.exclusive]

@@ -9,7 +9,7 @@ from triptych.messages import Address, Generate
 from triptych.orchestrator.events import Event
 from triptych.wire import Frame
 
-__all__ = ["Dispatch", "Drop", "Effect", "Finish", "Publish", "Requeued", "SendAbort", "SendUpdate"]
+__all__ = ["Dispatch", "Drop", "Effect", "Excuse", "Finish", "Publish", "Requeued", "SendAbort", "SendUpdate"]
 
 
 @dataclass(slots=True)
@@ -65,10 +65,17 @@ class Requeued:
 
 
 @dataclass(slots=True)
+class Excuse:
+    """A convicted unit is to blame for these deaths (replica, incarnation)."""
+
+    deaths: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
 class Drop:
     """A late or foreign message was ignored, and counted under this reason."""
 
     reason: str
 
 
-Effect = Dispatch | SendAbort | SendUpdate | Publish | Finish | Requeued | Drop
+Effect = Dispatch | SendAbort | SendUpdate | Publish | Finish | Requeued | Excuse | Drop

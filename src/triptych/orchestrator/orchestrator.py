@@ -21,6 +21,7 @@ from triptych.orchestrator.effects import (
     Dispatch,
     Drop,
     Effect,
+    Excuse,
     Finish,
     Publish,
     Requeued,
@@ -47,6 +48,9 @@ class ReplicaControl(Protocol):
 
     def send(self, replica_id: int, message: ToReplica, frames: Sequence[Frame] = ()) -> None:
         """Queue a message to the present incarnation; never blocks, does nothing when it is gone."""
+
+    def excuse(self, deaths: Sequence[tuple[int, int]]) -> None:
+        """A request is to blame for these deaths (replica, incarnation), not the replicas."""
 
     def statuses(self) -> Sequence[ReplicaStatus]:
         """Every replica in order of id."""
@@ -246,9 +250,9 @@ class Orchestrator(SupervisorListener):
         self._apply()
         self._set_timer()
 
-    def replica_draining(self, replica_id: int, incarnation: int) -> None:
+    def replica_draining(self, replica_id: int, incarnation: int, *, comes_back: bool) -> None:
         """The replica finishes what it has and takes no more."""
-        self._core.replica_draining(replica_id, incarnation, self._clock())
+        self._core.replica_draining(replica_id, incarnation, self._clock(), comes_back=comes_back)
         self._apply()
         self._set_timer()
 
@@ -308,6 +312,8 @@ class Orchestrator(SupervisorListener):
         elif isinstance(effect, Requeued):
             where = {"request": effect.request_id, "unit": effect.unit}
             logger.warning("unit requeued", extra={**where, "attempt": effect.attempt, "alone": effect.alone})
+        elif isinstance(effect, Excuse):
+            self._control().excuse(effect.deaths)
         elif isinstance(effect, Drop):
             logger.debug("message dropped", extra={"reason": effect.reason})
         else:

@@ -34,12 +34,23 @@ class Replica:
     recent units; None before the first that had an estimate.
     """
 
-    __slots__ = ("completed", "estimate_error", "exclusive", "id", "incarnation", "phase", "slots", "units")
+    __slots__ = (
+        "comes_back",
+        "completed",
+        "estimate_error",
+        "exclusive",
+        "id",
+        "incarnation",
+        "phase",
+        "slots",
+        "units",
+    )
 
     def __init__(self, replica_id: int) -> None:
         self.id = replica_id
         self.incarnation = -1
         self.phase = Phase.ABSENT
+        self.comes_back = False  # while draining: it is started anew afterwards
         self.slots = 0
         self.units: dict[Address, Unit] = {}
         self.exclusive = False
@@ -102,6 +113,13 @@ class ReplicaPool:
         for changed in (before, replica):
             if changed is not None:
                 self.refresh(changed)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is worth waiting: a replica takes work, or finishes what it has and is then started anew."""
+        if self.accepting:
+            return True
+        return any(replica.phase is Phase.DRAINING and replica.comes_back for replica in self.by_id.values())
 
     @property
     def slots(self) -> int:

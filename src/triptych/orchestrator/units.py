@@ -90,7 +90,7 @@ class Unit:
         self.trigger: Trigger | None = None
         self.lane = ANY
         self.attempt = 1
-        self.deaths = 0
+        self.deaths: list[tuple[int, int]] = []  # (replica, incarnation) that died under it
         self.alone = False
         self.started = False
         self.replica_id: int | None = None

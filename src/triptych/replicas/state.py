@@ -49,8 +49,11 @@ class SupervisorListener(Protocol):
     def replica_ready(self, replica_id: int, incarnation: int, slots: int, model: ModelInfo) -> None:
         """The replica takes work."""
 
-    def replica_draining(self, replica_id: int, incarnation: int) -> None:
-        """The replica finishes what it has and takes no more."""
+    def replica_draining(self, replica_id: int, incarnation: int, *, comes_back: bool) -> None:
+        """The replica finishes what it has and takes no more; `comes_back`: then it is started anew.
+
+        Told again when that is decided otherwise meanwhile.
+        """
 
     def replica_lost(self, replica_id: int, incarnation: int, reason: str) -> None:
         """A replica that was ready is gone, with all that ran on it."""

@@ -102,6 +102,13 @@ class Supervisor:
         """Every replica in the order of the specs."""
         return [replica.status() for replica in self._replicas.values()]
 
+    def excuse(self, deaths: Sequence[tuple[int, int]]) -> None:
+        """A request is to blame for these deaths (replica, incarnation): who waits because of one starts now."""
+        for replica_id, incarnation in deaths:
+            replica = self._replicas[replica_id]
+            if replica.restart.excuse(incarnation) and replica.state is ReplicaState.BACKING_OFF:
+                replica.woken.set()
+
     # ---- what operators ask
 
     def drain(self, replica_id: int) -> None:
@@ -169,14 +176,16 @@ class Supervisor:
 
     def _leave(self, replica: Replica, after_exit: AfterExit) -> None:
         """Take a replica out of service; `after_exit` says for how long."""
-        before, current = replica.state, replica.current
+        before, current, decided = replica.state, replica.current, replica.after_exit
         replica.after_exit = after_exit
         if before is ReplicaState.DRAINING:
+            if current is not None and current.ready_at is not None and decided is not after_exit:
+                self._tell_draining(current)
             return
         self._move(replica, Trigger.DRAIN_ASKED)
         if current is not None and before is ReplicaState.READY:
             # The orchestrator first: nothing may follow the message that ends the process.
-            self._listener.replica_draining(replica.spec.replica_id, current.number)
+            self._tell_draining(current)
             current.leave()
         elif current is not None and current.process is not None:
             current.process.kill()  # it is loading, so no unit is lost
@@ -184,6 +193,11 @@ class Supervisor:
             replica.current = None  # no process yet, or none any more
             self._cancel(replica)
         # Otherwise it died in this moment: its task sees `after_exit` next.
+
+    def _tell_draining(self, current: Incarnation) -> None:
+        replica = current.replica
+        comes_back = replica.after_exit is AfterExit.RESTART
+        self._listener.replica_draining(replica.spec.replica_id, current.number, comes_back=comes_back)
 
     # ---- one replica
 
@@ -241,7 +255,7 @@ class Supervisor:
     async def _recover(self, replica: Replica, current: Incarnation) -> bool:
         """After an unasked death: return when it is time for the next start; False if there shall be none."""
         rule, now = replica.restart, asyncio.get_running_loop().time()
-        delay_s = rule.delay_after_death_s(now=now, ready_at=current.ready_at, served=current.served)
+        delay_s = rule.delay_after_death_s(current.number, now=now, ready_at=current.ready_at, served=current.served)
         if delay_s == 0:
             self._move(replica, Trigger.DIED)
             return True
@@ -305,7 +319,7 @@ class Supervisor:
         logger.error("replica is killed: %s", reason, extra={"replica": replica_id, "incarnation": current.number})
         current.condemned, current.error = True, reason
         if current.replica.state is ReplicaState.READY:
-            self._listener.replica_draining(replica_id, current.number)
+            self._listener.replica_draining(replica_id, current.number, comes_back=False)
         current.process.dump_stacks()
         asyncio.get_running_loop().call_later(_DUMP_S, current.process.kill)
 
