@@ -6,10 +6,13 @@ How often it is right over many captions stands in its card; these few are to no
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from training.shapes.evaluation import evaluate
 from training.shapes.forms import FORMS
@@ -50,6 +53,21 @@ def test_weights_card_and_sample_sheet_of_every_embedded_model_lie_together(name
     assert "What it does not know" in card
     assert "wholly right" in card
     assert (folder / "samples.jpg").is_file()
+
+
+@pytest.mark.parametrize("name", EMBEDDED_MODELS)
+def test_every_card_counts_the_parameters_that_its_model_has(name: str) -> None:
+    folder = embedded_path(name)
+    counted = {}
+    for file in folder.rglob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            shapes = [weights.get_slice(key).get_shape() for key in weights.keys()]  # noqa: SIM118 - no mapping
+        counted[file.parent.name] = f"{sum(map(math.prod, shapes)) / 1e6:.1f}"
+    row = re.compile(r"^\| ([a-z ]+) \| .*?([\d.]+) million parameters", re.MULTILINE)
+    told = {part.replace(" ", "_"): number for part, number in row.findall((folder / "README.md").read_text())}
+    if "autoencoder" in told:
+        told["vae"] = told.pop("autoencoder")
+    assert told == counted
 
 
 def test_default_sampling_parameters_and_sizes_stand_beside_the_weights(folder: Path) -> None:

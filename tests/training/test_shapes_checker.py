@@ -71,6 +71,13 @@ def test_an_item_inside_another_is_told_from_one_beside_it() -> None:
     assert "order" in wrong_in(nested, demand("inside", ("blue", "circle"), ("yellow", "star")))
 
 
+def test_a_clip_frame_is_read_with_every_connected_part_as_one_item() -> None:
+    nested = render(scene("inside", SMALL_STAR, LARGE_CIRCLE))
+    assert [(seen.color, seen.shape) for seen in look(nested, nested=False).items] == [("blue", "circle")]
+    pair = look(render(scene("row", RED_CIRCLE, BLUE_SQUARE)), nested=False)
+    assert {(seen.color, seen.shape) for seen in pair.items} == {("red", "circle"), ("blue", "square")}
+
+
 def test_an_item_in_the_hole_of_a_ring_is_inside_it() -> None:
     ring = Item("ring", "green", "large", 0.5, 0.5, 0.4)
     dot = Item("square", "red", "small", 0.5, 0.5, 0.12)

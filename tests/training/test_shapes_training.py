@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from rich.console import Console
+from rich.progress import Progress
+from typer import Typer
+from typer.testing import CliRunner
 
 from support.losses import Losses
 from training.shapes.answers import HEADS
 from training.shapes.card import SHEET, write_card
 from training.shapes.dataset import Dataset, DatasetSize, build_dataset
-from training.shapes.encoder import ParseHead, new_encoder
+from training.shapes.encoder import ParseHead, new_encoder, train_encoder
 from training.shapes.evaluation import evaluate, load_results, save_results, sheet_of
 from training.shapes.muon import orthogonalize
 from training.shapes.picture import PictureTrainer
@@ -23,6 +27,8 @@ from training.shapes.pipeline import assemble, draw, load_pipeline, new_transfor
 from training.shapes.progress import Course, load_state, save_state
 from training.shapes.tokenizer import build_tokenizer
 from training.shapes.train import Recipe, train
+from training.shapes.train import app as shapes_app
+from training.shapes_video.train import app as clips_app
 from triptych.models import embedded_path
 
 SHORT = Recipe(pictures=64, captions=1200, encoder_steps=8, picture_steps=24, sheet_every=1000, batch=8)
@@ -85,6 +91,62 @@ def test_a_stopped_run_goes_on_to_the_same_weights_as_one_that_was_not(
     with whole.averaged(), resumed.averaged():
         for a, b in zip(whole.transformer.parameters(), resumed.transformer.parameters(), strict=True):
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.long
+def test_an_encoder_that_was_stopped_goes_on_to_the_same_weights_as_one_that_was_not(
+    tmp_path: Path, tokenizer: Any, small_set: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.shapes.encoder.SAVE_EVERY", 1)
+
+    class Stopping(Losses):
+        def step(self, bar: Progress, course: Course, losses: dict[str, float]) -> None:
+            if course.step == 2:
+                raise KeyboardInterrupt
+
+    def run(name: str, reporter: Losses) -> Any:
+        torch.manual_seed(5)
+        encoder, head = new_encoder(tokenizer), ParseHead(HEADS)
+        options = {"state_file": tmp_path / name, "seed": 2, "warm": False, "reporter": reporter}
+        train_encoder(encoder, head, small_set, Course(3), **options)  # type: ignore[arg-type]
+        return encoder
+
+    whole = run("whole.pt", Losses())
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped.pt", Stopping())
+    resumed = run("stopped.pt", Losses())
+    for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_run_goes_on_in_the_number_format_that_it_began_with(tmp_path: Path, tokenizer: Any) -> None:
+    begun, resumed = (picture_trainer(tokenizer, tmp_path / "picture.pt") for _ in range(2))
+    begun._half, resumed._half = True, False
+    begun._save(Course(2, step=1))
+    resumed._resume(Course(2))
+    assert resumed._half
+
+
+@pytest.mark.parametrize("app", [shapes_app, clips_app])
+def test_a_work_folder_is_not_gone_on_with_by_another_recipe(
+    tmp_path: Path, app: Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+    for package in ("shapes", "shapes_video"):
+        monkeypatch.setattr(f"training.{package}.train.train", lambda work, recipe, console: trained.append(recipe))
+    call = ["run", "--work", str(tmp_path / "work"), "--threads", "1"]
+    for more in ([], ["--minutes", "1"]):
+        assert CliRunner().invoke(app, [*call, *more]).exit_code == 0
+    for name, value in (("seed", "2"), ("from", "elsewhere"), ("captions", "70000")):
+        refused = CliRunner().invoke(app, [*call, f"--{name}", value])
+        assert refused.exit_code == 2
+        assert re.search(rf"begun with\W+{name}", refused.output)
+    assert len(trained) == 2
+
+
+def test_a_set_with_more_pictures_than_captions_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1100 captions leave 100 to train on.*101 pictures"):
+        DatasetSize(pictures=101, captions=1100, seed=1)
 
 
 def test_an_encoder_taken_from_a_checkpoint_takes_a_new_vocabulary(tokenizer: Any) -> None:

@@ -1,9 +1,11 @@
-"""What the command lines of all recipes share: options, the files between `judge` and `card`, quiet packages."""
+"""What the command lines of all recipes share: options, the files of a work folder, quiet packages."""
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,7 @@ __all__ = [
     "SheetEvery",
     "Threads",
     "Work",
+    "begin",
     "quiet",
     "results_file",
     "sheet_file",
@@ -41,6 +44,24 @@ CaptionSeed = Annotated[int, typer.Option(help="Seed of the captions.")]
 JudgedModel = Annotated[Path, typer.Argument(help="Pipeline directory that `judge` has judged.")]
 Into = Annotated[Path, typer.Option(help="Directory that receives weights, card and sample sheet.")]
 History = Annotated[str, typer.Option(help="One sentence on how these weights were trained.")]
+
+
+def begin(work: Path, recipe: Mapping[str, object]) -> None:
+    """Note what a work folder is begun with; a run that goes on in it must be told the same.
+
+    Raises `typer.BadParameter`: a state of another recipe would be taken up, and what was asked for ignored.
+    """
+    file, asked = work / "recipe.json", {name: str(value) for name, value in recipe.items()}
+    if not file.is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asked, indent=1) + "\n")
+        return
+    begun = json.loads(file.read_text())
+    for name, value in asked.items():
+        if begun.get(name) != value:
+            raise typer.BadParameter(
+                f"{work} was begun with {name} {begun.get(name)}, got {value}: go on with that, or name another --work"
+            )
 
 
 def results_file(model: Path) -> Path:

@@ -35,6 +35,11 @@ class DatasetSize:
     captions: int
     seed: int
 
+    def __post_init__(self) -> None:
+        if self.pictures > self.captions - HELD_BACK:
+            text = f"{self.captions} captions leave {self.captions - HELD_BACK} to train on: {HELD_BACK} are held back"
+            raise ValueError(f"{text}; {self.pictures} pictures need one each")
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -175,6 +175,7 @@ class DenoiserTrainer(ABC):
             "average": self._average,
             "adam": self._adam.state_dict(),
             "muon": self._muon.state_dict(),
+            "half": self._half,
             "step": course.step,
             "used_s": course.used_s,
         }
@@ -189,6 +190,7 @@ class DenoiserTrainer(ABC):
         self.head.load_state_dict(state["head"])
         self._adam.load_state_dict(state["adam"])
         self._muon.load_state_dict(state["muon"])
+        self._half = state["half"]  # measured once per run: another answer would be another course
         with torch.no_grad():
             torch._foreach_copy_(self._average, state["average"])
         course.step, course.used_s = state["step"], state["used_s"]

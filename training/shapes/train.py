@@ -29,6 +29,7 @@ from training.shapes.command_line import (
     SheetEvery,
     Threads,
     Work,
+    begin,
     quiet,
     results_file,
     sheet_file,
@@ -147,6 +148,7 @@ def run(
     """Train the model; what was begun in the work folder goes on."""
     quiet(threads)
     console = Console()
+    begin(work, {"pictures": pictures, "captions": captions, "seed": seed, "from": start, "batch": batch, "rate": rate})
     recipe = Recipe(pictures, captions, encoder_steps, picture_steps, sheet_every, seed, minutes, start, batch, rate)
     model = train(work, recipe, console=console)
     console.print(f"model: {model}\nnext: python -m training.shapes.train judge {model}", highlight=False)

@@ -27,7 +27,7 @@ and measured with moving pictures on any machine.
 | | |
 |---|---|
 | pipeline | `WanPipeline` of diffusers (predicts the clean clip) |
-| transformer | 64 tokens, each a column of 8x8 pixels through all frames; width 192, 4 layers, 3.3 million parameters |
+| transformer | 64 tokens, each a column of 8x8 pixels through all frames; width 192, 4 layers, 3.4 million parameters |
 | text encoder | UMT5 encoder, 3 layers, width 128, 0.6 million parameters; captions up to 32 tokens |
 | autoencoder | 0.3 million parameters that are set, not trained: it packs and unpacks pixels without loss |
 | weights | 17 MB, fp32, safetensors |

@@ -26,6 +26,7 @@ from training.shapes.command_line import (
     SheetEvery,
     Threads,
     Work,
+    begin,
     quiet,
     results_file,
     sheet_file,
@@ -156,6 +157,7 @@ def run(
     """Train the model; what was begun in the work folder goes on."""
     quiet(threads)
     console = Console()
+    begin(work, {"paths": paths, "captions": captions, "seed": seed, "from": start, "batch": batch, "rate": rate})
     recipe = Recipe(paths, captions, encoder_steps, clip_steps, sheet_every, seed, minutes, start, batch, rate)
     model = train(work, recipe, console=console)
     console.print(f"model: {model}\nnext: python -m training.shapes_video.train judge {model}", highlight=False)
