@@ -62,6 +62,12 @@ async def test_a_form_with_one_picture_is_edited(client: httpx.AsyncClient, orch
     assert request.frames == (RED,)
 
 
+@pytest.mark.parametrize("name", ["stream", "partial_images"])
+async def test_nesting_without_end_in_a_form_is_the_clients_error(client: httpx.AsyncClient, name: str) -> None:
+    error = await refused(client, data={"prompt": "x", name: "[" * 100_000}, files={"image": ("a", png())})
+    assert (error["code"], error["param"]) == ("invalid_value", name)
+
+
 async def test_pictures_keep_their_order_and_the_mask_comes_last(
     client: httpx.AsyncClient, orchestrator: FakeOrchestrator
 ) -> None:

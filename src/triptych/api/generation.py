@@ -104,7 +104,7 @@ def option(fields: BodyFields, name: str) -> Any:
     """A field of the route's own that is a number or a boolean, in a form as text."""
     value = fields.own.get(name)
     if fields.is_form and isinstance(value, str):
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             return msgspec.json.decode(value)
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 from starlette.responses import FileResponse, Response
@@ -15,6 +16,7 @@ from triptych.media.video import first_frame
 __all__ = ["thumbnail_response", "video_response"]
 
 _THUMBNAIL_QUALITY = 80
+_POSITION = re.compile(r"[0-9]{0,18}")
 
 
 async def video_response(path: Path) -> Response:
@@ -60,7 +62,7 @@ def _verdict(header: str, size_bytes: int) -> bool | None:
         return None
     for part in text.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
-        if not dash or not (first or last) or not all(piece.isdigit() or not piece for piece in (first, last)):
+        if not dash or not (first or last) or not all(_POSITION.fullmatch(piece) for piece in (first, last)):
             return None
         if first and last and int(last) < int(first):
             return None
