@@ -177,7 +177,10 @@ async def test_what_cannot_be_fetched_is_the_clients_error(resolver: TableResolv
         ("::ffff:93.184.216.34", True),
         ("64:ff9b::7f00:1", False),
         ("64:ff9b::5db8:d822", True),
+        ("64:ff9b:1::7f00:1", False),
         ("2002:7f00:1::", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
     ],
 )
 async def test_public_addresses_are_told_from_all_others(address: str, public: bool) -> None:

@@ -24,6 +24,7 @@ _MAX_REDIRECTS = 3
 _CHUNK_BYTES = 64 * 1024
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")  # all that IPv6 has handed out; the rest holds odd wrappings of IPv4
 
 
 def is_public(address: str) -> bool:
@@ -35,7 +36,7 @@ def is_public(address: str) -> bool:
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-        if ip.is_site_local:
+        if ip not in _GLOBAL_UNICAST:
             return False
     return ip.is_global and not ip.is_multicast
 
