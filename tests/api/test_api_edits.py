@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +61,36 @@ async def test_a_form_with_one_picture_is_edited(client: httpx.AsyncClient, orch
     assert (request.params.width, request.params.height) == (32, 48)
     assert request.inputs == (MediaInput("image", "RGB", 32, 48, 0),)
     assert request.frames == (RED,)
+
+
+@pytest.mark.parametrize("kind", ["json", "form", "chat"])
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "k"}])
+async def test_what_was_sent_is_not_kept_while_the_request_waits(
+    client: httpx.AsyncClient, orchestrator: FakeOrchestrator, kind: str, headers: dict[str, str]
+) -> None:
+    data = png() + bytes(4 << 20)
+    part = {"type": "image_url", "image_url": {"url": url_of(data)}}
+    path, body = {
+        "json": (PATH, {"json": {"prompt": "x", "image": url_of(data)}}),
+        "form": (PATH, {"data": {"prompt": "x"}, "files": {"image": ("a.png", data)}}),
+        "chat": (
+            "/v1/chat/completions",
+            {"json": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]}},
+        ),
+    }[kind]
+    request = client.build_request("POST", path, headers=headers, **body)
+    request.read()
+    orchestrator.hold = asyncio.Event()
+    tracemalloc.start()
+    try:
+        answer = asyncio.create_task(client.send(request))
+        await orchestrator.arrived.wait()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        assert tracemalloc.get_traced_memory()[1] > 4 << 20
+    finally:
+        tracemalloc.stop()
+    orchestrator.hold.set()
+    assert (await answer).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["stream", "partial_images"])

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from api_fakes import FakeOrchestrator, client_of, make_app
 
@@ -150,6 +151,23 @@ async def test_deep_but_readable_nesting_in_a_parameter_is_a_plain_400(client: h
     for _ in range(200):
         deep = [deep]
     check(await client.post(IMAGES, json={"prompt": "x", "seed": deep}), 400, "invalid_value", "seed")
+
+
+async def test_a_small_text_that_would_become_large_values_is_413(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/json"}
+    for item in (b"[]", b"{}", b"0"):
+        content = b'{"prompt":"x","extra_args":[%b]}' % b",".join([item] * 250_000)
+        message = check(await client.post(IMAGES, content=content, headers=headers), 413, "payload_too_large")
+        assert "at most 250000 commas and opening brackets" in message
+    url = "data:image/png;base64," + "A" * 1_000_000
+    content = msgspec.json.encode({"prompt": "x", "seed": [url]})
+    check(await client.post(IMAGES, content=content, headers=headers), 400, "invalid_value", "seed")
+
+
+async def test_commands_are_bodies_of_a_few_fields(client: httpx.AsyncClient) -> None:
+    body = {f"field{number}": 1 for number in range(10_000)}
+    for method, path in (("PATCH", "/v1/requests/x"), ("PUT", "/v1/replicas"), ("POST", "/v1/replicas/0/drain")):
+        check(await client.request(method, path, json=body), 413, "payload_too_large")
 
 
 async def test_a_body_over_the_limit_is_413_with_and_without_content_length(orchestrator: FakeOrchestrator) -> None:

@@ -169,6 +169,8 @@ def test_every_value_out_of_range_is_refused_by_name(field: str, bad: list[Any])
         ({"timeout": 61}, ["61", "60"]),
         ({"seed": 2**63 - 1, "n": 2}, [str(2**63 - 2), str(2**63 - 1)]),
         ({"prompt": "x" * 32001}, ["32000", "32001"]),
+        ({"extra_args": {f"a{number}": [] for number in range(65)}}, ["extra_args", "64", "65"]),
+        ({"lora": {"name": "x", **{f"a{number}": 1 for number in range(64)}}}, ["lora", "64", "65"]),
     ],
 )
 def test_a_refusal_repeats_the_value_and_the_limit(fields: dict[str, Any], parts: list[str]) -> None:

@@ -24,6 +24,8 @@ __all__ = ["ApiContext"]
 
 _log = logging.getLogger(__name__)
 
+_MAX_COMMAND_BYTES = 64 << 10
+
 
 @dataclass(slots=True, kw_only=True)
 class ApiContext:
@@ -48,6 +50,11 @@ class ApiContext:
     def idempotent(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint, made to heed `Idempotency-Key`."""
         return idempotent(endpoint, self._answers, max_body_size=self.max_body_size)
+
+    @property
+    def max_command_size(self) -> int:
+        """Bytes of a body that has a few numbers at most."""
+        return min(self.max_body_size, _MAX_COMMAND_BYTES)
 
     @property
     def model_name(self) -> str:

@@ -37,7 +37,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         if request.method != "PUT":
             return _listing(orchestrator.replicas())
         check_operator(request, context.keys)
-        count = _count(await read_json_object(request, max_bytes=context.max_body_size))
+        count = _count(await read_json_object(request, max_bytes=context.max_command_size))
         return _listing(orchestrator.resize(count))
 
     async def drain(request: Request) -> Response:
@@ -80,5 +80,5 @@ async def _check_empty(request: Request, context: ApiContext) -> None:
     """These routes take no fields; an empty body or an empty object is fine."""
     if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
         return
-    for name in await read_json_object(request, max_bytes=context.max_body_size):
+    for name in await read_json_object(request, max_bytes=context.max_command_size):
         raise TriptychError(ErrorCode.UNKNOWN_PARAMETER, f"unknown parameter {shown(name)}", param=name)

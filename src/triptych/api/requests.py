@@ -48,7 +48,7 @@ def routes(context: ApiContext) -> list[BaseRoute]:
             )
 
         async def patch(self, request: Request) -> Response:
-            patch = _patch(await read_json_object(request, max_bytes=context.max_body_size), context)
+            patch = _patch(await read_json_object(request, max_bytes=context.max_command_size), context)
             view = orchestrator.find(request.path_params["request_id"], owner=visible_to(request.scope))
             orchestrator.update(view.id, priority=patch.priority, timeout_s=patch.timeout)
             return json_response(_shown(orchestrator.find(view.id)))

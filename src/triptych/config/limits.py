@@ -15,6 +15,7 @@ __all__ = [
     "LARGEST_SIDE",
     "MAX_SEED",
     "Limits",
+    "check_entries",
     "check_frames",
     "check_pixels",
     "check_seconds",
@@ -29,6 +30,9 @@ LARGEST_SIDE: Mapping[str, int] = {"jpeg": 65_500, "webp": 16_383, "mp4": 16_384
 """Pixels a side that the encoder of a format can write; a format that is not here takes any."""
 
 
+_MAX_ENTRIES = 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What the operator allows: pixels per frame, frames per clip, denoising steps, seconds per request."""
@@ -37,6 +41,13 @@ class Limits:
     max_num_frames: int
     max_num_inference_steps: int
     request_timeout_s: float
+
+
+def check_entries(values: Mapping[str, object]) -> None:
+    """Entries of values that are objects: every bad one is an error to collect. Raises `TriptychError`."""
+    for name, value in values.items():
+        if isinstance(value, dict) and len(value) > _MAX_ENTRIES:
+            raise invalid(name, f"must have at most {_MAX_ENTRIES} entries, got {len(value)}")
 
 
 def check_pixels(sides: Sequence[int], limits: Limits, *, param: str) -> None:

@@ -18,6 +18,7 @@ from triptych.config.input_media import call_with, check_strength
 from triptych.config.limits import (
     MAX_SEED,
     Limits,
+    check_entries,
     check_frames,
     check_pixels,
     check_seconds,
@@ -123,6 +124,7 @@ def parse_parameters(fields: Mapping[str, Any], *, form: bool = False) -> Common
     values = {name: value for name, value in fields.items() if value is not None}
     if form:
         values = {name: _from_form(name, value) for name, value in values.items()}
+    check_entries(values)
     if isinstance(extra := values.get("extra_args"), dict):
         values["extra_args"] = {name: value for name, value in extra.items() if value is not None}
     try:
