@@ -110,3 +110,5 @@ async def test_answers_are_kept_for_a_time_and_within_bounds(monkeypatch: pytest
     now[0] = 601.0
     await ask("e")
     assert made[-1] == "e"
+    await asyncio.gather(*(ask(key, 60) for key in ("f", "g", "h")))
+    assert answers._bytes <= 100

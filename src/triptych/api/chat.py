@@ -39,6 +39,8 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         usage = include_usage(fields, stream=stream)
         fields.common["prompt"], pictures = read_messages(fields.own.get("messages"))
         fields.inputs, fields.frames = await context.media.read(pictures)
+        del pictures  # a request may wait for long, and has them decoded
+        fields.own.clear()
         head = _head(request_ids(request.scope).internal, context.model_name)
         try:
             if stream:

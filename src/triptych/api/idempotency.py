@@ -46,9 +46,11 @@ def idempotent(endpoint: Endpoint, answers: Answers, *, max_body_size: int) -> E
             message = f"{_HEADER} must have 1 to {_MAX_KEY} printable characters, got {shown(key)}"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param=_HEADER)
         body = bytes(await read_body(request, max_bytes=max_body_size))
-        named = IdempotencyKey(key, _digest(request.headers.get("content-type", ""), body))
+        digest = await asyncio.to_thread(_digest, request.headers.get("content-type", ""), body)
+        named = IdempotencyKey(key, digest)
         slot = (owner_of(request.scope), request.url.path, key)
         again = Request({**request.scope, _SCOPE_KEY: named}, _replayed(body, request))
+        del body  # it is with `again` until it is read
         return await answers.once(slot, named, lambda: endpoint(again))
 
     return once
@@ -102,6 +104,7 @@ class Answers:
             del self._entries[slot]
             if entry.response is not None:
                 self._entries[slot] = entry  # in the order in which they expire
+                self._forget()
             entry.ended.set()
 
     def _forget(self) -> None:
@@ -124,14 +127,10 @@ def _digest(content_type: str, body: bytes) -> str:
 
 
 def _replayed(body: bytes, request: Request) -> Callable[[], Awaitable[Message]]:
-    """A `receive` that gives the body again, then what the connection has to say."""
-    sent = False
+    """A `receive` that gives the body away, then tells what the connection has to say."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        nonlocal sent
-        if sent:
-            return await request.receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return first.pop() if first else await request.receive()
 
     return receive

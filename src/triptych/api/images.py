@@ -38,7 +38,9 @@ def routes(context: ApiContext) -> list[BaseRoute]:
 
     async def edit(request: Request) -> Response:
         body, is_form = await read_json_or_form(request, max_bytes=context.max_body_size)
-        return await answer(request, EDIT_FIELDS.sort(body, is_form=is_form), "image_edit")
+        fields = EDIT_FIELDS.sort(body, is_form=is_form)
+        del body  # a request may wait for long, and has its pictures decoded
+        return await answer(request, fields, "image_edit")
 
     async def answer(
         request: Request, fields: BodyFields, event: Literal["image_generation", "image_edit"]
@@ -46,17 +48,19 @@ def routes(context: ApiContext) -> list[BaseRoute]:
         context.check_model(fields.own.get("model"))
         stream = wants_stream(fields)
         previews = partial_images(fields, stream=stream)
-        _check_response_format(fields.own.get("response_format"), stream=stream)
+        response_format = fields.own.get("response_format")
+        _check_response_format(response_format, stream=stream)
         if (info := context.orchestrator.model) is not None and info.kind != "image":
             message = f"{context.model_name!r} makes videos; POST /v1/videos takes the same parameters"
             raise TriptychError(ErrorCode.INVALID_VALUE, message, param="model")
         if event == "image_edit":
             fields.inputs, fields.frames = await context.media.read(*edit_sources(fields.own))
+        fields.own.clear()
         if stream:
             accepted = submit(context, request, fields, previews=previews)
             return EventAnswer(context, accepted, ImageEvents(event, ignored=fields.ignored))
         outputs = await generate(context, request, fields)
-        links = await _links(context, request, outputs) if fields.own.get("response_format") == "url" else None
+        links = await _links(context, request, outputs) if response_format == "url" else None
         chunks = [*_data(outputs, links), _tail(outputs, fields.ignored)]
         return ChunkedJson(chunks, headers=[server_timing(outputs)])
 
