@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,21 @@ def test_both_alphabets_are_read_with_and_without_padding(data: bytes, chosen: s
 def test_percent_signs_are_read() -> None:
     assert decode_data_url("data:image/png;base64,AA%3D%3D", param="image") == b"\0"
     assert decode_data_url("data:,a%20b", param="image") == b"a b"
+
+
+@given(text=st.text(alphabet="%4aFgö", max_size=20))
+def test_escapes_are_read_as_the_library_reads_them(text: str) -> None:
+    assert decode_data_url(f"data:,{text}", param="image") == unquote_to_bytes(text)
+
+
+def test_a_text_of_nothing_but_escapes_takes_a_few_times_its_size() -> None:
+    url = "data:," + "%41" * 100_000
+    tracemalloc.start()
+    try:
+        decode_data_url(url, param="image")
+        assert tracemalloc.get_traced_memory()[1] < 15 * len(url)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 import warnings
 import zlib
 from collections.abc import Callable
@@ -88,6 +89,16 @@ def test_gray_of_sixteen_bits_keeps_its_tones() -> None:
     tones = np.array([[0, 257, 0x8080, 65535]], np.uint16)
     result = pixels(image_of(encoded(Image.fromarray(tones))))
     assert result[0, :, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_gray_of_sixteen_bits_takes_a_few_times_its_pixels() -> None:
+    data = encoded(Image.fromarray(np.zeros((512, 512), np.uint16)))
+    tracemalloc.start()
+    try:
+        image_of(data)
+        assert tracemalloc.get_traced_memory()[1] < 12 * 512 * 512
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_colour_png_of_sixteen_bits_is_read() -> None:

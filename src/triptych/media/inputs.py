@@ -107,8 +107,10 @@ def _check_pixels(size: tuple[int, int], param: str) -> None:
 def _eight_bit(image: Image.Image) -> Image.Image:
     """Gray of 16 bits as gray of 8; Pillow's own conversion cuts off everything above 255."""
     if image.mode.startswith("I"):
-        values: Any = np.asarray(image).astype(np.int64).clip(0, 65535)
-        return Image.fromarray(((values + _SIXTEEN_BIT // 2) // _SIXTEEN_BIT).astype(np.uint8))
+        values: Any = np.asarray(image).clip(0, 65535).astype(np.uint32)
+        values += _SIXTEEN_BIT // 2
+        values //= _SIXTEEN_BIT
+        return Image.fromarray(values.astype(np.uint8))
     return image
 
 
