@@ -32,6 +32,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 class ImpatientProtocol(HttpProtocol):
     read_timeout_s = 0.4
+    write_timeout_s = 0.6
 
 
 @dataclass
@@ -131,7 +132,18 @@ def post(body: bytes = BODY, *, length: int | None = None, headers: str = "") ->
 
 
 def test_what_the_protocol_overrides_and_reads_exists_in_this_uvicorn() -> None:
-    own = {"read_timeout_s", "_check_progress", "_parse", "_refuse", "_answer", "_take_no_more", "_let_go", "_linger"}
+    own = {
+        "read_timeout_s",
+        "write_timeout_s",
+        "_check_progress",
+        "_is_stuck",
+        "_parse",
+        "_refuse",
+        "_answer",
+        "_take_no_more",
+        "_let_go",
+        "_linger",
+    }
     own |= {"_begin_again_without_upgrade", "_bound_pipeline", "_head_bytes"}
     for name in vars(HttpProtocol).keys() - own:
         assert hasattr(HttpToolsProtocol, name), name
@@ -343,6 +355,17 @@ async def test_silent_connections_and_bodies_of_answered_requests_do_not_stay(or
         assert (await refused.answer()).code == "payload_too_large"
         assert await silent.end() == b""
         assert await refused.end() == b""
+
+
+async def test_a_client_that_does_not_take_its_answer_is_cut_off(orchestrator: FakeOrchestrator) -> None:
+    orchestrator.payload = bytes(16 << 20)  # more than the kernel keeps for a client
+    async with serving(orchestrator, ImpatientProtocol) as server:
+        client = await server.connect()
+        client.send(post())
+        await orchestrator.arrived.wait()
+        await until(lambda: not server.server.server_state.connections)
+        with contextlib.suppress(ConnectionError):
+            assert len(await client.end()) < 16 << 20
 
 
 async def test_a_client_that_waits_for_its_picture_is_not_hurried(orchestrator: FakeOrchestrator) -> None:

@@ -32,9 +32,14 @@ _HEADER_SEPARATORS = len(": \r\n")
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. A subclass may set `read_timeout_s`: seconds for a head, and without a byte of a body."""
+    """One connection. A subclass may set both bounds.
+
+    `read_timeout_s` is for a head, and without a byte of a body; `write_timeout_s` for a client that takes nothing of
+    an answer, which is in memory until then: long enough for a program that does something else between two reads.
+    """
 
     read_timeout_s = 60.0
+    write_timeout_s = 300.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -44,6 +49,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._heard_at = 0.0  # loop clock: the beginning of a request, or the last byte of its body
         self._deaf = False  # what still arrives is discarded; only its end matters
         self._timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0  # of answers, when it was looked at last
+        self._stuck_since = 0.0  # loop clock: when they were first that many
 
     # ---- transport
 
@@ -179,6 +186,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _check_progress(self) -> None:
         """One timer a connection, set anew when it fires: no request pays for it."""
+        if self._is_stuck():
+            _log.info("connection cut: the client took nothing of its answer for %g s", self.write_timeout_s)
+            self.transport.abort()
+            return
         running = self._running
         owes = running is None or running.response_complete or running.more_body
         left_s = self.read_timeout_s
@@ -192,6 +203,12 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.close()
             left_s = self.read_timeout_s
         self._timer = self.loop.call_later(left_s, self._check_progress)
+
+    def _is_stuck(self) -> bool:
+        unsent_bytes, now = self.transport.get_write_buffer_size(), self.loop.time()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._stuck_since = unsent_bytes, now
+        return unsent_bytes > 0 and now - self._stuck_since >= self.write_timeout_s
 
     # ---- ends
 
