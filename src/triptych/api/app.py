@@ -1,7 +1,8 @@
 """The HTTP application: one registry of endpoint modules behind one boundary.
 
 A request passes `Boundary` (ids, access log), where asked for CORS, then `Envelopes` (errors), `Guard` (API keys),
-Starlette's router and one route; a new endpoint is a new module with `routes(context)` and one line in `_ENDPOINTS`.
+`BodyRoom` (memory for bodies), Starlette's router and one route; a new endpoint is a new module with
+`routes(context)` and one line in `_ENDPOINTS`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.api import chat, health, images, index, models, openapi, replicas, requests, result_links, videos
 from triptych.api.access import ApiKeys, Guard
+from triptych.api.body_room import BodyRoom
 from triptych.api.context import ApiContext
 from triptych.api.cors import Cors
 from triptych.api.media import MediaReader
@@ -74,7 +76,7 @@ def create_app(
     opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]
     closed += openapi.routes(context, closed=closed, opened=opened)
     app: ASGIApp = Router([*closed, *opened], redirect_slashes=False, default=_not_found)
-    app = Envelopes(Guard(app, context.keys, opened))
+    app = Envelopes(Guard(BodyRoom(app), context.keys, opened))
     if settings.allowed_origins:
         app = Cors(app, settings.allowed_origins)
     return Boundary(app, root_path=settings.root_path)

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from triptych.api.access import owner_of
+from triptych.api.body_room import forget_body
 from triptych.api.context import ApiContext
 from triptych.api.fields import BodyFields
 from triptych.api.middleware import request_ids
@@ -149,6 +150,7 @@ def validated_request(context: ApiContext, http: Request, fields: BodyFields) ->
     if "session" not in fields.common and (session := http.headers.get("x-session-id")):
         fields.common["session"] = session
     parameters = parse_parameters(fields.common, form=fields.is_form)
+    forget_body(http.scope)
     ids = request_ids(http.scope)
     request = build_request(
         parameters,
