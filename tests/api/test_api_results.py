@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from pathlib import Path
@@ -106,6 +107,18 @@ async def test_a_result_ends_with_its_time_and_the_oldest_make_room(tmp_path: Pa
     for name in (second, third):
         assert await missing(results, name)
     assert (results._held_bytes, files(tmp_path)) == (0, [])
+
+
+async def test_files_go_as_their_time_ends_though_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.api.results._MIN_SLEEP_S", 0.01)
+    results = Results(tmp_path, life_s=0.05)
+    expiring = asyncio.create_task(results.expire())
+    for _ in range(2):
+        await results.keep(output(60))
+        async with asyncio.timeout(20):
+            while files(tmp_path):  # noqa: ASYNC110 - a folder has no event
+                await asyncio.sleep(0.01)
+    expiring.cancel()
 
 
 async def test_the_next_server_serves_what_still_has_time_and_removes_the_rest(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ is `_LIFE_S` old or newer ones need the room. The files are all there is: the ne
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import secrets
 import time
@@ -21,10 +23,13 @@ from triptych.wire import Frame
 
 __all__ = ["RESULTS_PATH", "Results"]
 
+_log = logging.getLogger(__name__)
+
 RESULTS_PATH = "/results/"
 
 _LIFE_S = 3600.0
 _ROOM_BYTES = 1 << 30
+_MIN_SLEEP_S = 1.0
 _NAME_BYTES = 24
 _PARTIAL = ".part"
 
@@ -38,8 +43,8 @@ class _Result:
 class Results:
     """The newest outputs, in `folder`: at most `room_bytes` in all, each for `life_s` seconds by `clock` (Unix time).
 
-    Files that have had their time go with the next call or the next server. Raises `ConfigError` for a folder that
-    cannot be used; the methods raise `TriptychError` when the disk does not take or give a file.
+    Files that have had their time are removed while `expire` runs. Raises `ConfigError` for a folder that cannot be
+    used; the other methods raise `TriptychError` when the disk does not take or give a file.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Results:
         self._room_bytes = room_bytes
         self._clock = clock
         self._disk = Writer("results")
+        self._kept = asyncio.Event()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._results = self._load()  # oldest first
@@ -69,8 +75,22 @@ class Results:
         await self._on_disk(self._write, name, output.data, now)
         self._results[name] = _Result(len(output.data), now + self._life_s)
         self._held_bytes += len(output.data)
+        self._kept.set()
         await self._forget()
         return name
+
+    async def expire(self) -> None:
+        """Remove files as their time ends, until it is cancelled."""
+        while True:
+            self._kept.clear()
+            try:
+                await self._forget()
+            except TriptychError as error:
+                _log.warning("old results stay on disk: %s", error.message)
+            if (oldest := next(iter(self._results.values()), None)) is None:
+                await self._kept.wait()
+            else:
+                await asyncio.sleep(max(_MIN_SLEEP_S, oldest.expires_at - self._clock()))
 
     async def read(self, name: str) -> tuple[str, bytes, float]:
         """Media type, bytes and seconds left. Raises `TriptychError`."""

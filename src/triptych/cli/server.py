@@ -117,10 +117,11 @@ class _Server:
             keep_s=settings.job_ttl,
             max_bytes=settings.max_job_storage,
         )
+        self._results = Results(folder / "results")
         app = create_app(
             self._orchestrator,
             self._jobs,
-            Results(folder / "results"),
+            self._results,
             settings,
             served_model_names=plan.served_model_names,
             defaults=plan.stage.default_sampling_params,
@@ -167,6 +168,7 @@ class _Server:
                 http = tasks.create_task(self._http.serve(sockets=[self._listener]), name="http")
                 deadlines = tasks.create_task(self._orchestrator.run(), name="deadlines")
                 jobs = tasks.create_task(self._jobs.run(), name="jobs")
+                results = tasks.create_task(self._results.expire(), name="results")
                 # 3. Weights once, then the replicas, each ready on its own.
                 replicas = tasks.create_task(self._keep_replicas(), name="replicas")
                 await self._stop.wait()
@@ -179,6 +181,7 @@ class _Server:
                 if not await self._finished(jobs, _LAST_WRITES_S):
                     _log.warning("the disk does not take the last clips: the next server makes them again")
                     jobs.cancel()
+                results.cancel()
                 deadlines.cancel()
         finally:
             # Replicas go last: nobody can ask for them any more.
