@@ -42,6 +42,7 @@ _ENDPOINTS = (
     replicas.routes,
     models.routes,
 )
+_BODY_ROOM_BYTES = 1 << 30
 _OPEN_ENDPOINTS = (health.routes, index.routes, result_links.routes)  # no key is needed for these
 
 
@@ -76,7 +77,8 @@ def create_app(
     opened = [route for endpoint in _OPEN_ENDPOINTS for route in endpoint(context)]
     closed += openapi.routes(context, closed=closed, opened=opened)
     app: ASGIApp = Router([*closed, *opened], redirect_slashes=False, default=_not_found)
-    app = Envelopes(Guard(BodyRoom(app), context.keys, opened))
+    app = BodyRoom(app, room_bytes=max(_BODY_ROOM_BYTES, 2 * settings.max_body_size))
+    app = Envelopes(Guard(app, context.keys, opened))
     if settings.allowed_origins:
         app = Cors(app, settings.allowed_origins)
     return Boundary(app, root_path=settings.root_path)

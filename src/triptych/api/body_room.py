@@ -16,7 +16,6 @@ from triptych.orchestrator.admission import COME_BACK_S
 
 __all__ = ["BodyRoom", "forget_body"]
 
-_ROOM_BYTES = 1 << 30
 _SMALL_BYTES = 64 << 10
 _SCOPE_KEY = "triptych.body"
 
@@ -24,8 +23,9 @@ _SCOPE_KEY = "triptych.body"
 class BodyRoom:
     """Refuses the rest of a body with `queue_full` when those of all requests would take more than the room."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, room_bytes: int) -> None:
         self._app = app
+        self._room_bytes = room_bytes
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,11 +46,11 @@ class BodyRoom:
             body.forget()
 
     def resize(self, before: int, after: int) -> None:
-        """One body takes `after` bytes instead of `before`; one that nobody shares the room with may be of any size."""
+        """One body takes `after` bytes instead of `before`. Raises `TriptychError` when there is no room for more."""
         held_bytes = self._held_bytes + after - before
-        if after > before and held_bytes > max(after, _ROOM_BYTES):
+        if after > before and held_bytes > self._room_bytes:
             message = (
-                f"bodies of requests that arrive take {self._held_bytes} bytes, the limit is {_ROOM_BYTES} bytes, "
+                f"bodies of requests that arrive take {self._held_bytes} bytes, the limit is {self._room_bytes} bytes, "
                 f"this one has {after} bytes so far"
             )
             raise TriptychError(ErrorCode.QUEUE_FULL, message, retry_after_s=COME_BACK_S)
