@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, assert_never
 
+from triptych.config.parameter_errors import shown
 from triptych.errors import ErrorCode, TriptychError
 from triptych.messages import Abort, FromReplica, GenerationRequest, ModelInfo, ToReplica, Update
 from triptych.orchestrator.admission import COME_BACK_S
@@ -161,9 +162,9 @@ class Orchestrator(SupervisorListener):
                 if request.spec.client_request_id == request_id and _belongs(request, owner)
             ]
         if not matches:
-            raise TriptychError(ErrorCode.REQUEST_NOT_FOUND, f"there is no request {request_id!r}")
+            raise TriptychError(ErrorCode.REQUEST_NOT_FOUND, f"there is no request {shown(request_id)}")
         if len(matches) > 1:
-            text = f"{len(matches)} requests have the id {request_id!r}; name one by its internal id"
+            text = f"{len(matches)} requests have the id {shown(request_id)}; name one by its internal id"
             raise TriptychError(ErrorCode.CONFLICT, text)
         return self._views(matches)[0]
 
