@@ -77,6 +77,7 @@ class _Body:
 
 
 def forget_body(scope: Mapping[str, Any]) -> None:
-    """What was sent is not kept any longer."""
-    body: _Body = scope[_SCOPE_KEY]
-    body.forget()
+    """What was sent is not kept any longer; nothing is counted of requests that came around the layer."""
+    body: _Body | None = scope.get(_SCOPE_KEY)
+    if body is not None:
+        body.forget()
