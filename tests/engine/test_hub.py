@@ -174,3 +174,64 @@ def test_a_copied_pipeline_shares_the_hub(hub: Hub, pipe: Pipe) -> None:
     task = Task(lambda: view(1.0, 2))
     run_all(hub, task)
     assert (task.result.item(), hub.forwards) == (9.0, 4)
+
+
+class NarrowVae(torch.nn.Module):
+    """Shared by all units, in half precision; `seen` are the dtypes it decoded in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones((), dtype=torch.float16))
+        self.seen: list[torch.dtype] = []
+
+    def decode(self, value: torch.Tensor) -> torch.Tensor:
+        assert value.dtype == self.weight.dtype
+        self.seen.append(value.dtype)
+        if value == 13:
+            raise ArithmeticError("thirteen")
+        return value * self.weight
+
+
+class WideningPipe:
+    """Widens its VAE for the decoding and narrows it again, as SDXL does."""
+
+    def __init__(self) -> None:
+        self.vae = NarrowVae()
+        self.components: dict[str, Any] = {"transformer": Doubler(), "vae": self.vae}
+
+    def __call__(self, value: float, *, wide: bool) -> torch.Tensor:
+        latents = self.components["transformer"](torch.tensor(value, dtype=torch.float16))
+        if wide:
+            self.vae.to(torch.float32)
+            latents = latents.float()
+        result: torch.Tensor = self.vae.decode(latents)
+        if wide:
+            self.vae.to(torch.float16)
+        return result
+
+
+def test_a_vae_that_a_unit_widens_for_one_call_is_narrow_again_for_its_neighbours() -> None:
+    hub, pipe = Hub(), WideningPipe()
+    hub.attach(pipe)
+    phases: list[str] = []
+    wide = Task(lambda: pipe(1.0, wide=True), on_phase=phases.append)
+    narrow, failing = Task(lambda: pipe(2.0, wide=False)), Task(lambda: pipe(6.5, wide=True))
+    run_all(hub, wide, narrow, failing)
+    assert (wide.result.item(), narrow.result.item()) == (2.0, 4.0)
+    assert isinstance(failing.error, ArithmeticError)
+    assert pipe.vae.weight.dtype == torch.float16
+    assert sorted(map(str, pipe.vae.seen)) == ["torch.float16", "torch.float32", "torch.float32"]
+    assert phases == ["step", "decode"]
+    assert hub.forwards == 6
+
+
+def test_an_abort_before_the_decoding_leaves_a_vae_as_it_was() -> None:
+    hub, pipe = Hub(), WideningPipe()
+    hub.attach(pipe)
+    doomed = Task(
+        lambda: pipe(1.0, wide=True), on_phase=lambda phase: setattr(doomed, "abort_requested", phase == "decode")
+    )
+    run_all(hub, doomed)
+    after = Task(lambda: pipe(2.0, wide=False))
+    run_all(hub, after)
+    assert after.result.item() == 4.0

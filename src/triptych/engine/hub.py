@@ -82,8 +82,7 @@ class Task(greenlet):  # type: ignore[misc]
 
     def value_of(self, call: Call, *, may_defer: bool) -> Any:
         """Hand a forward to the hub and sleep until its result is there; called inside the task."""
-        if self._on_phase is not None:
-            self._on_phase(call.model.phase)
+        self.tell(call.model.phase)
         held, self._held = self._held, None
         if held is not None and held.model is call.model and not held.settled:
             self._wait_for(held, call)
@@ -101,17 +100,26 @@ class Task(greenlet):  # type: ignore[misc]
         assert isinstance(tensor, torch.Tensor)
         return tensor
 
+    def tell(self, phase: Phase) -> None:
+        """The unit comes to a model of this phase."""
+        if self._on_phase is not None:
+            self._on_phase(phase)
+
     def _wait_for(self, *calls: Call) -> None:
         assert self.parent is not None
         self.parent.switch(calls)
-        error = next((call.error for call in calls if call.error is not None), None)
-        if error is not None:
-            for call in calls:
-                call.error = None  # no circle through its traceback
-            try:
-                raise error
-            finally:
-                del error
+        _raise_error_of(*calls)
+
+
+def _raise_error_of(*calls: Call) -> None:
+    error = next((call.error for call in calls if call.error is not None), None)
+    if error is not None:
+        for call in calls:
+            call.error = None  # no circle through its traceback
+        try:
+            raise error
+        finally:
+            del error
 
 
 class Hub:
@@ -147,9 +155,10 @@ class Hub:
             if name.startswith(_DENOISERS):
                 self._replace(module, name, "forward", "step")
             elif hasattr(module, "decode"):
-                self._replace(module, name, "decode", "decode")
+                home = _dtype_of(module)
+                self._replace(module, name, "decode", "decode", home=home)
                 if hasattr(module, "encode"):
-                    self._replace(module, name, "encode", "encode")
+                    self._replace(module, name, "encode", "encode", home=home)
             else:
                 self._replace(module, name, "forward", "decode" if name == "safety_checker" else "encode")
 
@@ -162,20 +171,37 @@ class Hub:
             else:
                 module.__dict__[method] = previous
 
-    def _replace(self, module: torch.nn.Module, name: str, method: str, phase: Phase) -> None:
+    def _replace(
+        self, module: torch.nn.Module, name: str, method: str, phase: Phase, *, home: torch.dtype | None = None
+    ) -> None:
         forward = getattr(module, method)
         model = Model(f"{name}.{method}", phase, forward, inspect.signature(forward), override_of(type(module)))
 
         @functools.wraps(forward)
         def switch(*args: Any, **kwargs: Any) -> Any:
             current = getcurrent()
-            if isinstance(current, Task):
-                return current.value_of(Call(model, args, kwargs, current), may_defer=self._merging)
-            return forward(*args, **kwargs)
+            if not isinstance(current, Task):
+                return forward(*args, **kwargs)
+            call = Call(model, args, kwargs, current)
+            # Some pipelines widen their VAE for one call. All units share it, so nothing may come in between: no
+            # other's call, and no abort, after which it would stay so.
+            if home is not None and _dtype_of(module) != home:
+                return self._value_at_once(call, module, home)
+            return current.value_of(call, may_defer=self._merging)
 
         # A hook (offload, cache, context parallelism) may already live in the instance: `detach` restores it.
         self._replaced.append((module, method, module.__dict__.get(method)))
         module.__dict__[method] = switch
+
+    def _value_at_once(self, call: Call, module: torch.nn.Module, home: torch.dtype) -> Any:
+        """Run a call while its task holds the thread; if it fails, bring its module back to the dtype `home`."""
+        call.task.tell(call.model.phase)
+        self.phase = call.model.phase
+        self._run([call], call.task.group)
+        if call.error is not None:
+            module.to(home)
+        _raise_error_of(call)
+        return call.value
 
     # Grad mode belongs to the thread, and tasks enter and leave `no_grad` interleaved: all of them run under it.
     @torch.no_grad()
@@ -220,6 +246,7 @@ class Hub:
             try:
                 self.before_group(group)
             except Exception as error:  # noqa: BLE001 - raised where the pipelines called the model
+                self._group = object()  # half-way: whichever comes next is to be entered anew
                 for call in calls:
                     call.settle(error=error)
                 return False
@@ -239,3 +266,7 @@ class Hub:
         if not self._waiting:
             self.phase = None
         return task
+
+
+def _dtype_of(module: torch.nn.Module) -> torch.dtype | None:
+    return next((weights.dtype for weights in module.parameters()), None)
