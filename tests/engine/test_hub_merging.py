@@ -99,16 +99,21 @@ def test_the_owner_is_told_before_the_forward_of_another_group(pipe: Pipe) -> No
     assert told == [("style", 1), (None, 2), ("style", 3)]
 
 
-def test_a_group_that_cannot_be_entered_fails_its_own_units(pipe: Pipe) -> None:
-    def refuse(group: object) -> None:
-        raise KeyError(group)
+def test_a_group_that_cannot_be_entered_fails_its_own_units_and_is_left_before_the_next_forward(pipe: Pipe) -> None:
+    entered: list[object] = []
+
+    def enter(group: object) -> None:
+        entered.append(group)
+        if group == "style":
+            raise KeyError(group)
 
     hub = hub_of(pipe)
-    hub.before_group = refuse
+    hub.before_group = enter
     bad, good = Task(lambda: pipe(0.0, 2), group="style"), Task(lambda: pipe(0.0, 2))
     drive(hub, bad, good)
     assert isinstance(bad.error, KeyError)
     assert values(good) == [1.0]
+    assert entered == ["style", None]
 
 
 def test_the_bound_on_pixels_cuts_a_group_and_all_get_their_turn(pipe: Pipe) -> None:
@@ -156,7 +161,8 @@ def test_missing_memory_in_a_shared_forward_fails_only_the_unit_that_cannot_fit_
     assert values(*tasks[:3]) == [3.0, 4.0, 5.0]
     assert isinstance(tasks[3].error, torch.OutOfMemoryError)
     assert pipe.model.seen[:5] == [4, 1, 1, 1, 1]
-    assert pipe.model.seen[5:] == [2, 2, 2], "later forwards stay below what did not fit"
+    checked = (2, 1, 1)  # by now they are at different steps
+    assert pipe.model.seen[5:] == [2, *checked, 2], "later forwards stay below what did not fit"
 
 
 def test_an_error_in_a_shared_forward_meets_only_the_unit_it_belongs_to(
@@ -192,6 +198,82 @@ def test_a_forward_that_fails_only_when_shared_is_not_shared_again(
     assert values(*tasks) == [1.0, 2.0]
     assert pipe.model.seen == [2, 1, 1, 1, 1]
     assert "forwards of transformer.forward are not merged: ValueError: one at a time" in caplog.text
+
+
+class OneTimestep(Model):
+    """Takes the first timestep for all samples."""
+
+    def forward(self, hidden_states: torch.Tensor, timestep: Any = 0, return_dict: bool = False) -> Any:
+        return super().forward(hidden_states, torch.as_tensor(timestep).reshape(-1)[0], return_dict)
+
+
+def test_a_check_with_equal_timesteps_does_not_vouch_for_different_ones(
+    pipe: Pipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe.model = pipe.components["transformer"] = OneTimestep()
+    hub = hub_of(pipe)
+    first, second = Task(lambda: pipe(1.0, 4)), Task(lambda: pipe(2.0, 4))
+    hub.start(first)
+    hub.step()
+    drive(hub, second)
+    assert values(first, second) == [7.0, 8.0]
+    assert "forwards of transformer.forward are not merged" in caplog.text
+
+
+def test_a_model_is_checked_with_different_timesteps_once(pipe: Pipe) -> None:
+    hub = hub_of(pipe)
+    for _ in range(2):
+        first, second = Task(lambda: pipe(1.0, 3)), Task(lambda: pipe(2.0, 3))
+        hub.start(first)
+        hub.step()
+        drive(hub, second)
+        assert values(first, second) == [4.0, 5.0]
+    assert pipe.model.seen == [1, *(2, 1, 1), 2, 1, 1, 2, 2, 1]
+
+
+def test_a_wrong_value_beside_a_right_zero_is_told_too(pipe: Pipe, caplog: pytest.LogCaptureFixture) -> None:
+    hub = Hub(merging=True)
+    hub.attach(pipe)
+
+    def trouble(hidden_states: torch.Tensor) -> None:
+        hidden_states += len(hidden_states) - 1
+
+    pipe.model.trouble = trouble
+    tasks = [Task(lambda: pipe(0.0, 1)) for _ in range(2)]
+    drive(hub, *tasks)
+    assert values(*tasks) == [0.0, 0.0]
+    assert "forwards of transformer.forward are not merged" in caplog.text
+
+
+@pytest.mark.parametrize(("trouble", "merged_later"), [(torch.OutOfMemoryError("no room"), True), (TypeError(), False)])
+def test_a_check_that_cannot_be_made_costs_no_unit(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, trouble: Exception, merged_later: bool
+) -> None:
+    def compare(merged: object, separate: object) -> None:
+        monkeypatch.undo()
+        raise trouble
+
+    monkeypatch.setattr(merging, "_difference", compare)
+    hub = Hub(merging=True)
+    hub.attach(pipe)
+    tasks = [Task(lambda value=value: pipe(value, 3)) for value in (1.0, 2.0)]
+    drive(hub, *tasks)
+    assert values(*tasks) == [4.0, 5.0]
+    assert (pipe.model.seen[-1] == 2) is merged_later
+
+
+def test_arguments_that_cannot_be_looked_at_are_for_a_forward_alone(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(*args: object, **options: object) -> None:
+        raise RuntimeError("no room on the host")
+
+    hub = hub_of(pipe)
+    monkeypatch.setattr(merging, "gather", gather)
+    tasks = [Task(lambda value=value: pipe(value, 1)) for value in (1.0, 2.0)]
+    drive(hub, *tasks)
+    assert values(*tasks) == [1.0, 2.0]
+    assert pipe.model.seen == [1, 1]
 
 
 def test_values_that_are_no_numbers_stay_with_their_unit(pipe: Pipe) -> None:

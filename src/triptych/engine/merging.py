@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+import math
+from collections.abc import Callable, Container, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,7 +66,7 @@ class Call:
                 self._samples = gather(
                     self.model.signature, self.args, self.kwargs, override=self.model.override, digest=digest
                 )
-            except (Unmergeable, TypeError) as error:  # TypeError: arguments that the forward does not take
+            except Exception as error:  # noqa: BLE001 - whatever is odd about them: in doubt alone
                 _log.debug("a call of %s runs alone: %s", self.model.name, error)
                 self._samples = Unmergeable(str(error))
         return None if isinstance(self._samples, Unmergeable) else self._samples
@@ -83,7 +84,7 @@ class Merger:
         self.forwards = 0
         self._max_pixels = max_pixels
         self._limits: dict[Model, int] = {}
-        self._checked: set[Hashable] = set()
+        self._checked: dict[Hashable, set[str]] = {}  # with the numbers per sample that differed in a check
         self._switched_off: set[Model] = set()
         self._digests: MutableMapping[torch.Tensor, tuple[int, int]] = WeakIdKeyDictionary()
 
@@ -120,13 +121,14 @@ class Merger:
         return False
 
     def _run_merged(self, calls: Sequence[Call]) -> bool:
-        outputs, failure = self._merged(calls)
         kind = _kind(calls)
-        if failure is None and kind in self._checked:
+        checked = self._checked.get(kind)
+        unseen = _differing_numbers(calls, seen=checked or ())
+        outputs, failure = self._merged(calls)
+        if failure is None and checked is not None and not unseen:
             for call, value in zip(calls, outputs, strict=True):
                 call.settle(value)
             return True
-        model = calls[0].model
         if failure is not None and is_out_of_memory(failure):
             self._lower_limit(calls)
             return False
@@ -135,9 +137,15 @@ class Merger:
             call.settle(value, error)
         if any(error is not None for _, error in separate):
             return False  # the call itself is at fault: no verdict on merging
-        problem = one_line(failure) if failure else _difference(outputs, [value for value, _ in separate])
+        model = calls[0].model
+        try:
+            problem = one_line(failure) if failure else _difference(outputs, [value for value, _ in separate])
+        except Exception as error:  # noqa: BLE001 - the calls have their values; the next ones are checked instead
+            if is_out_of_memory(error):
+                return False
+            problem = one_line(error)
         if problem is None:
-            self._checked.add(kind)
+            self._checked.setdefault(kind, set()).update(unseen)
         else:
             self._switched_off.add(model)
             _log.warning("forwards of %s are not merged: %s", model.name, problem)
@@ -190,6 +198,25 @@ def _kind(calls: Sequence[Call]) -> Hashable:
     return (calls[0].model, given, uneven, ragged)
 
 
+def _differing_numbers(calls: Sequence[Call], *, seen: Container[str]) -> set[str]:
+    """Arguments that hold one number a sample, such as the timestep, and not the same one for all; less those `seen`.
+
+    A model that takes the first number for all passes every check in which they are equal.
+    """
+    batch = [call._samples for call in calls if isinstance(call._samples, Samples)]
+    found: set[str] = set()
+    for name in batch[0].arguments:
+        rows = [one.arguments[name] for one in batch]
+        if name in seen or not all(isinstance(value, torch.Tensor) for value in rows):
+            continue
+        per_sample = all(value.shape[:1] == (one.size,) for value, one in zip(rows, batch, strict=True))
+        if per_sample and (rows[0].ndim == 1 or name in batch[0].override.scalars):
+            joined = torch.cat(rows)
+            if bool((joined != joined[:1]).any()):
+                found.add(name)
+    return found
+
+
 def _difference(merged: Sequence[Any], separate: Sequence[Any]) -> str | None:
     """How far merged outputs are from separate ones, or None if they are equal up to rounding."""
     found, wanted = list(tensors_of(merged)), list(tensors_of(separate))
@@ -202,6 +229,6 @@ def _difference(merged: Sequence[Any], separate: Sequence[Any]) -> str | None:
         one, other = one.double(), other.double()
         largest = other.nan_to_num(0, 0, 0).abs().max().item()
         if not torch.allclose(one, other, rtol=0, atol=tolerance * largest, equal_nan=True):
-            share = (one - other).abs().max().item() / largest
+            share = (one - other).abs().max().item() / (largest or math.nan)
             return f"a merged output differs from a separate one by {share:.1e} of the largest value"
     return None

@@ -1,7 +1,7 @@
 """First pictures before a replica is ready: weights are read, kernels chosen, shapes compiled, faults found.
 
-Two steps of a small picture, then of each shape that `engine_args.warmup` names; with several slots two at once, so
-that merged forwards are made and checked. At last a small picture in one step, which not every pipeline can draw.
+Two steps of a small picture, then of each shape that `engine_args.warmup` names; with several slots a second one beside
+it, so that merged forwards are made and checked. At last a small picture in one step, which not every pipeline can do.
 """
 
 from __future__ import annotations
@@ -101,8 +101,10 @@ def _draw(
 ) -> WarmUp | None:
     clock = WarmUpClock(device_kind=spec.device_kind)
     tasks: list[Task] = []
-    for prompt in _PROMPTS[: spec.max_num_seqs]:
-        unit = _unit(prompt, shape, interface.info, steps=_STEPS)
+    prompts = _PROMPTS[: spec.max_num_seqs]
+    for number, prompt in enumerate(prompts):
+        # Other seeds and timesteps, too: what is the same in all samples of a check, the check says nothing about.
+        unit = _unit(prompt, shape, interface.info, steps=_STEPS + len(prompts) - 1 - number, seed=number)
         watched = view((lambda step: None) if tasks else clock.on_step)
         tasks.append(Task(functools.partial(watched, **interface.arguments(unit, ()))))
     _drive(hub, tasks)
@@ -141,12 +143,12 @@ def _check(shape: _Shape, info: ModelInfo) -> None:
         raise EngineStartError(f"{said}: {info.pipeline} takes no size")
 
 
-def _unit(prompt: str, shape: _Shape, info: ModelInfo, *, steps: int) -> Generate:
+def _unit(prompt: str, shape: _Shape, info: ModelInfo, *, steps: int, seed: int = 0) -> Generate:
     width, height, frames = shape
     sized = {"width", "height"}.issubset(info.parameters)
     params = SamplingParams(
         prompt=prompt,
-        seed=0,
+        seed=seed,
         width=width if sized else None,
         height=height if sized else None,
         num_inference_steps=steps if "num_inference_steps" in info.parameters else None,
