@@ -130,6 +130,12 @@ def test_a_failing_warm_up_is_a_start_error_that_says_how_to_go_without(
     EngineRun(sd15, engine_args={"warmup": False})
 
 
+def test_perturbed_attention_guidance_is_refused() -> None:
+    pipe = diffusers.StableDiffusionPAGPipeline.__new__(diffusers.StableDiffusionPAGPipeline)
+    with pytest.raises(EngineStartError, match=r"StableDiffusionPAGPipeline changes .* not available in"):
+        check_guiders(pipe)
+
+
 def test_a_guider_that_changes_the_model_for_single_forwards_is_refused() -> None:
     check_guiders(SimpleNamespace(components={"guider": diffusers.ClassifierFreeGuidance(), "vae": None}))
     skipping = diffusers.SkipLayerGuidance(skip_layer_guidance_layers=[0])

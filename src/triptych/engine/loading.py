@@ -17,6 +17,7 @@ import torch
 import transformers
 from diffusers import DiffusionPipeline
 from diffusers.guiders import BaseGuidance
+from diffusers.pipelines.pag.pag_utils import PAGMixin
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -89,10 +90,13 @@ def load_pipeline(spec: ReplicaSpec, args: EngineArgs, folder: Path, *, rank: in
 
 
 def check_guiders(pipe: Any) -> None:
-    """Raises `EngineStartError` for one that changes the model from before a forward to after it.
+    """Raises `EngineStartError` for guidance that changes the model from before a forward to after it.
 
     Requests beside it would be drawn with the change, and after an abort it would stay.
     """
+    if isinstance(pipe, PAGMixin):
+        kind = type(pipe).__name__
+        raise EngineStartError(f"{kind} changes the model's attention for each request: not available in this version")
     for name, guider in pipe.components.items():
         if isinstance(guider, BaseGuidance) and type(guider).prepare_models is not BaseGuidance.prepare_models:
             kind = type(guider).__name__
