@@ -61,11 +61,32 @@ def test_the_embedded_model_draws_a_red_circle_in_the_middle(engine_run: RunOf) 
     assert output.steps == 20, "the number of steps of triptych.json"
 
 
-def test_values_that_are_no_numbers_are_an_engine_error_and_no_black_picture(engine_run: RunOf) -> None:
-    run = engine_run("qwen")
-    end = failure_of(run, num_inference_steps=1)  # divides nought by nought in this scheduler
-    assert end.code == ErrorCode.ENGINE_ERROR
-    assert "no numbers (NaN or infinity)" in end.message
+def test_values_that_are_no_numbers_are_an_engine_error_and_no_black_picture(
+    sd15: EngineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = diffusers.PNDMScheduler.step_plms
+
+    def broken(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (torch.full_like(step(self, *args, **kwargs)[0], float("nan")),)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(diffusers.PNDMScheduler, "step_plms", broken)
+        for steps in (1, 2):  # of this model the warm-up knows that it can draw in one step
+            end = failure_of(sd15, num_inference_steps=steps)
+            assert (end.code, end.param) == (ErrorCode.ENGINE_ERROR, None)
+            assert "no numbers (NaN or infinity)" in end.message
+    sd15.bytes_of(sd15.unit())
+
+
+@pytest.mark.parametrize(("name", "said"), [("qwen", "no numbers"), ("pixart", "Error")])
+def test_a_model_that_cannot_draw_in_one_step_says_so_without_a_warm_up_too(
+    name: str, said: str, model_path: Callable[[str], Path]
+) -> None:
+    run = EngineRun(model_path(name), engine_args={"warmup": False})
+    end = failure_of(run, num_inference_steps=1)
+    assert (end.code, end.param) == (ErrorCode.INVALID_VALUE, "num_inference_steps")
+    assert "one denoising step may be too few for this model, try 2 or more: " in end.message
+    assert said in end.message
     run.bytes_of(run.unit(num_inference_steps=2))
 
 
@@ -188,6 +209,24 @@ def test_aborts_and_updates_of_unknown_units_are_ignored(sd15: EngineRun) -> Non
     sd15.engine.update(Update(sd15.unit(9).address, 3))
     (end,) = sd15.run(sd15.unit())
     assert isinstance(end, Output)
+
+
+def test_a_priority_update_of_a_unit_that_has_not_begun_holds_when_it_begins(sd15: EngineRun) -> None:
+    begun: list[int] = []
+    start = sd15.engine._start
+
+    def watched(unit: Any, frames: Any) -> Any:
+        begun.append(unit.priority)
+        return start(unit, frames)
+
+    first, second = sd15.unit(0), sd15.unit(1)
+    sd15.on_message = lambda message: (
+        sd15.engine.update(Update(second.address, -3)) if message.address == first.address else None
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sd15.engine, "_start", watched)
+        sd15.run(first, second)
+    assert begun == [0, -3]
 
 
 def test_a_priority_update_lets_the_other_unit_finish_first(engine_run: RunOf) -> None:

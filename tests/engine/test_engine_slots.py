@@ -6,15 +6,18 @@ import dataclasses
 import gc
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    import diffusers
     import torch
 
-    from tiny.engine_run import EngineRun
+    from tiny.engine_run import EngineRun, decoded
     from triptych.engine.hub import Task
     from triptych.engine.merging import Call
 
@@ -49,6 +52,49 @@ def test_the_engine_keeps_nothing_of_units_that_ended_failed_or_were_aborted(
         assert kept_after(80) == few
     finally:
         run.on_message = None
+
+
+def test_units_hold_no_tensors_in_circles_after_their_end(engine_run: Callable[..., EngineRun]) -> None:
+    run = engine_run("sd15", slots=2)
+
+    def abort_one(message: object) -> None:
+        if isinstance(message, Progress) and message.phase == "step" and message.address.unit == 1:
+            run.engine.abort(Abort(message.address))
+
+    def kept() -> int:
+        kinds = torch.Tensor | Task | Call | diffusers.DiffusionPipeline
+        return sum(issubclass(type(kept), kinds) for kept in gc.get_objects())
+
+    units = [run.unit(0), run.unit(1), run.unit(2, width=12)]
+    run.run(*units)
+    run.on_message = abort_one
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        ends = run.run(*units)
+        assert kept() == before
+    finally:
+        gc.enable()
+        run.on_message = None
+    assert [type(end) for end in ends] == [Output, Aborted, Failure]
+
+
+def test_a_model_that_widens_its_vae_decodes_side_by_side_and_after_an_abort(model_path: Callable[[str], Path]) -> None:
+    run = EngineRun(model_path("sdxl"), slots=2, engine_args={"dtype": "float16"})
+    units = [run.unit(0), run.unit(1, prompt="x", seed=9)]
+    wanted = [data for unit in units for data in run.bytes_of(msgspec.structs.replace(unit, alone=True))]
+
+    def abort_one(message: object) -> None:
+        if isinstance(message, Progress) and message.phase == "decode" and message.address.unit == 0:
+            run.engine.abort(Abort(message.address))
+
+    run.on_message = abort_one
+    run.run(*units)
+    run.on_message = None
+    found = run.bytes_of(*units)
+    for one, other in zip(found, wanted, strict=True):
+        assert np.abs(decoded(one).astype(int) - decoded(other)).max() <= 4  # rounding of half precision
 
 
 def test_units_that_run_alone_or_deterministically_share_nothing_and_are_the_same_to_the_bit(

@@ -118,6 +118,7 @@ class DiffusersEngine:
         self._latest_view: Callable[[], Any] = lambda: None
         self._loras: Loras
         self._cleans_up = False
+        self._one_step_will_do = False
 
     # ---- called from any thread
 
@@ -176,6 +177,8 @@ class DiffusersEngine:
             wanted=args.warmup,
             spec=self._spec,
         )
+        drawn_in_one = info.warm_up is not None and info.min_num_inference_steps == 1
+        self._one_step_will_do = drawn_in_one or info.default_num_inference_steps == 1
         # What a unit that was stopped half-way has left would be taken for the next one's.
         self._cleans_up = args.cache is not None or (args.offload is not None and args.offload.name == "model")
         self._loading = False
@@ -222,8 +225,7 @@ class DiffusersEngine:
         elif isinstance(command, Abort):
             self._abort(command.address)
         elif isinstance(command, Update):
-            if (running := self._running.get(command.address)) is not None:
-                running.task.priority = command.priority
+            self._update(command)
         elif isinstance(command, _Stop):
             self._stopping = True
         else:
@@ -235,6 +237,13 @@ class DiffusersEngine:
         for waiting in [waiting for waiting in self._waiting if waiting.unit.address == address]:
             self._waiting.remove(waiting)
             self._emit(Aborted(address), ())
+
+    def _update(self, message: Update) -> None:
+        if (running := self._running.get(message.address)) is not None:
+            running.task.priority = message.priority
+        for waiting in self._waiting:
+            if waiting.unit.address == message.address:
+                waiting.unit = msgspec.structs.replace(waiting.unit, priority=message.priority)
 
     def _start_units(self) -> None:
         while self._waiting and len(self._running) < self._spec.max_num_seqs and self._encoding < _ENCODERS:
@@ -306,16 +315,18 @@ class DiffusersEngine:
         running = next(running for running in self._running.values() if running.task is task)
         del self._running[running.unit.address]
         address = running.unit.address
-        if isinstance(task.error, UnitAborted):
-            self._emit(Aborted(address), ())
-            return
         try:
             if task.error is not None:
                 raise task.error
             pixels = to_pixels(task.result)
             self._check_size(running.unit.params, pixels)
+        except UnitAborted:
+            self._emit(Aborted(address), ())
+            return
         except Exception as error:  # noqa: BLE001 - whatever a pipeline raises ends its own unit only
-            self._emit(failure_of(error, address, running.progress.pipe), ())
+            unsure = bool(running.unit.inputs) or not self._one_step_will_do
+            in_one_step = unsure and running.progress.steps == 1
+            self._emit(failure_of(error, address, running.progress.pipe, in_one_step=in_one_step), ())
             if is_out_of_memory(error) and self._spec.device_kind == "cuda":
                 torch.cuda.empty_cache()
             return

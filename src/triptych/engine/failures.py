@@ -22,8 +22,19 @@ _CPU_ALLOCATOR = "DefaultCPUAllocator"
 _CHECKS = ("check_", "set_timesteps", "retrieve_timesteps")
 
 
-def failure_of(error: Exception, address: Address, pipe: Any) -> Failure:
-    """Code, message and field at fault; what is not the caller's fault is logged with its stack."""
+def failure_of(error: Exception, address: Address, pipe: Any, *, in_one_step: bool = False) -> Failure:
+    """Code, message and field at fault; what is not the caller's fault is logged with its stack.
+
+    `in_one_step`: the unit ran in a single denoising step, and nobody knows yet whether its model can do that.
+    """
+    failure = _failure_of(error, address, pipe)
+    if not in_one_step or failure.code is not ErrorCode.ENGINE_ERROR:
+        return failure
+    message = f"num_inference_steps: one denoising step may be too few for this model, try 2 or more: {failure.message}"
+    return Failure(address, ErrorCode.INVALID_VALUE, message, "num_inference_steps")
+
+
+def _failure_of(error: Exception, address: Address, pipe: Any) -> Failure:
     if isinstance(error, TriptychError):
         return Failure(address, error.code, error.message, error.param)
     if is_out_of_memory(error):
