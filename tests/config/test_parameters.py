@@ -224,6 +224,9 @@ def test_a_model_that_lists_its_frame_counts_refuses_others() -> None:
     assert build({}, info=info).params.num_frames == 13
     error = refusal({"num_frames": 17}, info=info)
     assert (error.param, error.message) == ("num_frames", "num_frames must be one of 13 frames, got 17")
+    error = refusal({"seconds": 1, "fps": 8}, info=info)
+    wanted = "seconds must be one of 13 frames, got 1 s, which is 9 frames at 8 fps"
+    assert (error.param, error.message) == ("seconds", wanted)
     assert refusal({"seconds": 5}, info=info).param == "seconds"
 
 

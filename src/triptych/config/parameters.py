@@ -366,7 +366,8 @@ def _resolve_frames(
         raise invalid(param, message)
     if info.frame_counts and frames not in info.frame_counts:
         counts = ", ".join(str(count) for count in info.frame_counts)
-        raise invalid(param, f"must be one of {counts} frames, got {frames}")
+        got = f"{said.seconds:g} s, which is {frames} frames at {fps} fps" if said.seconds is not None else str(frames)
+        raise invalid(param, f"must be one of {counts} frames, got {got}")
     return frames, fps
 
 
