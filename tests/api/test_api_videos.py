@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +309,32 @@ async def test_the_thumbnail_is_the_first_frame(start: Start) -> None:
     for variant, code in (("spritesheet", "not_available"), ("sound", "invalid_value")):
         answer = await server.client.get(f"/v1/videos/{job_id}/content", params={"variant": variant})
         assert error_of(answer)[:3] == (400, code, "variant")
+
+
+async def test_a_disk_that_does_not_answer_takes_no_thread_that_others_need(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await start()
+    job_id = await server.completed()
+    answering, asked = threading.Event(), threading.Semaphore(0)
+
+    def hang(path: Path) -> Any:
+        asked.release()
+        answering.wait(20)
+        raise FileNotFoundError
+
+    monkeypatch.setattr("triptych.api.video_files.first_frame", hang)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    url = f"/v1/videos/{job_id}/content?variant=thumbnail"
+    answer = asyncio.create_task(server.client.get(url))
+    try:
+        async with asyncio.timeout(10):
+            while not asked.acquire(blocking=False):  # noqa: ASYNC110 - a thread tells no event
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(asked.release)
+    finally:
+        answering.set()
+    assert error_of(await answer)[0] == 404
 
 
 @pytest.mark.parametrize("variant", ["video", "thumbnail"])

@@ -1,11 +1,15 @@
-"""Clips on disk as answers: the whole file or ranges of it, and its first frame as a picture."""
+"""Clips on disk as answers: the whole file or ranges of it, and its first frame as a picture.
+
+The disk is read in anyio's threads, as Starlette does it: one that never answers takes none of those that other
+requests need, and the threads are daemons, so it does not keep a server that was told to stop.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
+import anyio.to_thread
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +26,7 @@ _POSITION = re.compile(r"[0-9]{0,18}")
 async def video_response(path: Path) -> Response:
     """The clip; answers `Range` requests. Raises `TriptychError` when the file is gone."""
     try:
-        found = await asyncio.to_thread(path.stat)
+        found = await anyio.to_thread.run_sync(path.stat)
     except FileNotFoundError:
         raise _gone(path) from None
     return _ClipResponse(path, media_type="video/mp4", filename=path.name, stat_result=found)
@@ -35,7 +39,7 @@ async def thumbnail_response(path: Path) -> Response:
         return encode_webp(first_frame(path), compression=_THUMBNAIL_QUALITY)
 
     try:
-        return Response(await asyncio.to_thread(draw), media_type="image/webp")
+        return Response(await anyio.to_thread.run_sync(draw), media_type="image/webp")
     except FileNotFoundError:
         raise _gone(path) from None
 
