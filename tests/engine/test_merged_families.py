@@ -126,6 +126,7 @@ def test_units_that_join_and_leave_at_any_step_equal_their_solo_runs(
     run.drive(tasks, joins=joins, aborts={number: joins.get(number, 0) + chance.randrange(1, 4) for number in aborted})
     kept = [number for number in range(6) if not isinstance(tasks[number].error, UnitAborted)]
     assert len(kept) < 6
+    assert {*range(6)} - {*aborted} <= {*kept}
     found = [pixels(tasks[number]) for number in kept]
     assert difference(found, [wanted[number] for number in kept]) <= TOLERANCE[name]
     same_size = [picture for picture in wanted if picture.shape == wanted[0].shape]
