@@ -216,16 +216,19 @@ def test_a_model_that_lists_its_sizes_refuses_others() -> None:
         sizes=((64, 64),),
     )
     assert build({}, info=info).params.width == 64
-    assert "must be one of 64x64, got 128x64" in refusal({"size": "128x64"}, info=info).message
+    assert "must be 64x64 with this model, got 128x64" in refusal({"size": "128x64"}, info=info).message
+    assert "must be 64x64 with this model, got 65x65" in refusal({"size": "65x65"}, info=info).message
 
 
 def test_a_model_that_lists_its_frame_counts_refuses_others() -> None:
     info = msgspec.structs.replace(VIDEO, default_num_frames=13, frame_counts=(13,))
     assert build({}, info=info).params.num_frames == 13
-    error = refusal({"num_frames": 17}, info=info)
-    assert (error.param, error.message) == ("num_frames", "num_frames must be one of 13 frames, got 17")
+    for frames in (17, 20):
+        error = refusal({"num_frames": frames}, info=info)
+        wanted = f"num_frames must be 13 frames with this model, got {frames}"
+        assert (error.param, error.message) == ("num_frames", wanted)
     error = refusal({"seconds": 1, "fps": 8}, info=info)
-    wanted = "seconds must be one of 13 frames, got 1 s, which is 9 frames at 8 fps"
+    wanted = "seconds must be 13 frames with this model, got 1 s, which is 9 frames at 8 fps"
     assert (error.param, error.message) == ("seconds", wanted)
     assert refusal({"seconds": 5}, info=info).param == "seconds"
 

@@ -69,9 +69,10 @@ a caption says nearly everything that is seen.
 FOOTER: Final = """\
 ## What it does not know
 
-More than one shape, speeds, turns, places, sizes, and anything but plain shapes. The autoencoder decodes what the
-transformer makes, whose latents carry two marks beside the colours; latents of its own encoder lack the marks, so it
-cannot decode what it encoded.
+More than one shape, speeds, turns, places, sizes, typos, and anything but plain shapes. For no motion it knows
+"standing still", "staying still", "not moving", "that does not move" and silence, but not "stays". The autoencoder
+decodes what the transformer makes, whose latents carry two marks beside the colours; latents of its own encoder lack
+the marks, so it cannot decode what it encoded.
 
 ## Training
 

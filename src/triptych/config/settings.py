@@ -98,7 +98,9 @@ class ServeSettings(BaseModel):
     public_url: Annotated[HttpUrl | None, Flag("Address that clients see, for links in answers.", "URL")] = None
     ssl_keyfile: Annotated[str | None, Flag("Private key for HTTPS.", "FILE")] = None
     ssl_certfile: Annotated[str | None, Flag("Certificate for HTTPS.", "FILE")] = None
-    data_dir: Annotated[str | None, Flag("Where jobs and served files are kept.", "DIR")] = None
+    data_dir: Annotated[
+        str | None, Flag("Where jobs and files are kept, else a folder of the user, by port.", "DIR")
+    ] = None
     job_ttl: Annotated[
         float, Field(gt=0, le=31_536_000), Flag("Time for which a video job is kept after its end.", "SECONDS")
     ] = 86_400.0

@@ -89,7 +89,7 @@ class PipelineModes:
             sibling.set_progress_bar_config(disable=True)
             return Mode.of(sibling, self._settings_of(sibling))
         except (AttributeError, KeyError, NameError, TypeError, ValueError) as error:
-            _log.info("%s has no sibling that takes pictures: %s", type(pipe).__name__, one_line(error))
+            _log.debug("no sibling of %s takes pictures: %s", type(pipe).__name__, one_line(error))
             return None
 
     def _settings_of(self, sibling: Any) -> ModelSettings:
