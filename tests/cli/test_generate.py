@@ -172,7 +172,7 @@ def test_one_failed_output_ends_the_others(tmp_path: Path) -> None:
         (("x", "-n", "11"), "Error: n must be less than or equal to 10, got 11"),
         (("x", "--size", "big"), 'Error: size must be "WxH" in pixels'),
         (("x", "--strength", "0.5"), "Error: strength is not supported by this model (PRXPixelPipeline)"),
-        (("x", "--size", "32x32"), "Error: size must be one of 64x64, got 32x32"),
+        (("x", "--size", "32x32"), "Error: size must be 64x64 with this model, got 32x32"),
         (("x", "--extra-args", '{"eta": 1}'), "Error: extra_args.eta is not supported by this model"),
         (("x", "--extra-args", "{"), "Error: --extra-args: is not JSON: "),
         (("x", "--guidance-scale", "0.5"), "Error: guidance_scale has to be >= 1.0 but is 0.5"),
