@@ -339,7 +339,7 @@ async def test_a_hang_is_found_its_stacks_are_dumped_and_the_replica_is_replaced
     fleet.generate(0, prompt="[[hang]]")
     await fleet.until(lambda: fleet.lost)
     assert fleet.lost[0][2].startswith("hung: no progress in phase step for ")
-    assert fleet.draining == [(0, fleet.lost[0][1])]
+    assert fleet.draining == [(0, fleet.lost[0][1], False)]
     assert fleet.supervisor.statuses()[0].last_error == fleet.lost[0][2]
     assert any(line.endswith("in _end") for line in raw_lines(caplog))  # where the simulated engine hangs
     await fleet.until_ready(2)
