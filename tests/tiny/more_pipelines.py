@@ -13,7 +13,7 @@ import diffusers
 import torch
 import transformers
 
-from tiny.pipelines import _QWEN_TEMPLATE, _kl_vae, _qwen_tokenizer, _t5_encoder, _t5_tokenizer, qwen
+from tiny.pipelines import _QWEN_TEMPLATE, _kl_vae, _qwen3_config, _qwen_tokenizer, _t5_encoder, _t5_tokenizer, qwen
 
 __all__ = ["MORE_FAMILIES", "build_in_memory"]
 
@@ -97,16 +97,6 @@ def sana() -> Any:
 
 def flux2_klein() -> Any:
     tokenizer = _qwen_tokenizer()
-    config = transformers.Qwen3Config(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=len(tokenizer) + 3,
-        max_position_embeddings=512,
-        head_dim=8,
-    )
     return diffusers.Flux2KleinPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=diffusers.AutoencoderKLFlux2(
@@ -118,7 +108,7 @@ def flux2_klein() -> Any:
             norm_num_groups=4,
             sample_size=64,
         ).eval(),
-        text_encoder=transformers.Qwen3ForCausalLM(config).eval(),
+        text_encoder=transformers.Qwen3ForCausalLM(_qwen3_config(tokenizer, layers=1)).eval(),
         tokenizer=tokenizer,
         transformer=diffusers.Flux2Transformer2DModel(
             in_channels=16,

@@ -255,20 +255,22 @@ def flux() -> Any:
     )
 
 
+def _qwen3_config(tokenizer: Any, *, layers: int) -> Any:
+    return transformers.Qwen3Config(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=len(tokenizer) + 3,
+        max_position_embeddings=512,
+        head_dim=8,
+    )
+
+
 def zimage() -> Any:
     tokenizer = _qwen_tokenizer()
-    encoder = transformers.Qwen3Model(
-        transformers.Qwen3Config(
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            vocab_size=len(tokenizer) + 3,
-            max_position_embeddings=512,
-            head_dim=8,
-        )
-    ).eval()
+    encoder = transformers.Qwen3Model(_qwen3_config(tokenizer, layers=2)).eval()
     transformer = diffusers.ZImageTransformer2DModel(
         all_patch_size=(2,),
         all_f_patch_size=(1,),
