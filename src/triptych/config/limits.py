@@ -17,6 +17,7 @@ __all__ = [
     "Limits",
     "check_entries",
     "check_frames",
+    "check_listed",
     "check_pixels",
     "check_seconds",
     "check_seed",
@@ -48,6 +49,12 @@ def check_entries(values: Mapping[str, object]) -> None:
     for name, value in values.items():
         if isinstance(value, dict) and len(value) > _MAX_ENTRIES:
             raise invalid(name, f"must have at most {_MAX_ENTRIES} entries, got {len(value)}")
+
+
+def check_listed(value: str, listed: Sequence[str], *, param: str, unit: str = "", got: str | None = None) -> None:
+    """What a model can make as it is listed only; an empty list allows all. Raises `TriptychError`."""
+    if listed and value not in listed:
+        raise invalid(param, f"must be {' or '.join(listed)}{unit} with this model, got {got or value}")
 
 
 def check_pixels(sides: Sequence[int], limits: Limits, *, param: str) -> None:

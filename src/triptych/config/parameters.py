@@ -20,6 +20,7 @@ from triptych.config.limits import (
     Limits,
     check_entries,
     check_frames,
+    check_listed,
     check_pixels,
     check_seconds,
     check_seed,
@@ -332,9 +333,7 @@ def _resolve_size(
         for first, second, third in zip(said, preset, (info.default_width, info.default_height), strict=True)
     )
     param = _size_param(parameters)
-    if info.sizes and (width, height) not in info.sizes:
-        sizes = " or ".join(f"{w}x{h}" for w, h in info.sizes)
-        raise invalid(param, f"must be {sizes} with this model, got {width}x{height}")
+    check_listed(f"{width}x{height}", [f"{w}x{h}" for w, h in info.sizes], param=param)
     for name, side in (("width", width), ("height", height)):
         if side % info.size_multiple:
             message = f"must be a positive multiple of {info.size_multiple} pixels, got {name} {shown(side)}"
@@ -360,10 +359,8 @@ def _resolve_frames(
         param, num_frames = "seconds", from_seconds
     frames = num_frames or info.default_num_frames
     check_frames(frames, limits, param=param)
-    if info.frame_counts and frames not in info.frame_counts:
-        counts = " or ".join(str(count) for count in info.frame_counts)
-        got = f"{said.seconds:g} s, which is {frames} frames at {fps} fps" if said.seconds is not None else str(frames)
-        raise invalid(param, f"must be {counts} frames with this model, got {got}")
+    got = None if said.seconds is None else f"{said.seconds:g} s, which is {frames} frames at {fps} fps"
+    check_listed(str(frames), [str(count) for count in info.frame_counts], param=param, unit=" frames", got=got)
     if (frames - 1) % multiple:
         below = frames - (frames - 1) % multiple
         message = f"must be 1 more than a multiple of {multiple}, such as {below} or {below + multiple}, got {frames}"
